@@ -45,7 +45,6 @@ pub struct Registry {
 pub enum RegistryError {
     #[error("reading {path}: {error}")]
     Unreadable { path: PathBuf, error: io::Error },
-    /// No socket answers for the driver.
     #[error("the driver {driver} does not run on this node: no socket in {dir} answers for it{passed_over}")]
     Absent {
         driver: String,

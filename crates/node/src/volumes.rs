@@ -86,7 +86,6 @@ pub enum UnstageError {
     /// An error that all operations share.
     #[error(transparent)]
     VolumeError(VolumeError),
-    /// The volume is still published for a pod.
     #[error(
         "volume {volume_id} is still published at {}, and kubelet has to unpublish it first: \
          if that pod does not exist any more, restart kubelet on this node, which finds it again",

@@ -27,7 +27,6 @@ use crate::{
     volume::{VolumeId, mark},
 };
 
-/// A volume to change.
 pub(super) struct VolumeChange {
     pub(super) site: Site,
     /// The virtual PV, if it exists.

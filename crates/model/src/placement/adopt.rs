@@ -66,7 +66,6 @@ pub enum AdoptRefusal {
         has: VolumeMode,
         wanted: VolumeMode,
     },
-    /// It lacks an access mode.
     #[error("the PersistentVolume {volume} lacks the access mode {missing} that the claim requests")]
     NoAccess { volume: String, missing: AccessMode },
     /// This driver cannot mount it, for this reason.

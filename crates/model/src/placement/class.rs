@@ -42,10 +42,8 @@ impl AllowedTopology {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Class {
     pub name: String,
-    /// Its provisioner.
     pub provisioner: String,
     pub binding: BindingMode,
-    /// Its reclaim policy.
     pub reclaim: ReclaimPolicy,
     /// Whether it is annotated as the default of the cluster.
     pub is_default: bool,
@@ -196,7 +194,6 @@ pub enum ClassError {
         by: NamedBy,
         cluster: ClusterId,
     },
-    /// The class is virtual itself.
     #[error(
         "{by} names the storage class {class:?} of the cluster {cluster}, which is virtual itself (provisioner {provisioner}): name a real one"
     )]
@@ -226,7 +223,6 @@ pub enum ClassError {
         parameter: String,
         cluster: ClusterId,
     },
-    /// No class is named and the cluster has no default.
     #[error(
         "no real storage class: neither the parameter {} of the virtual class nor a class mapping names one, and the cluster {cluster} has no default class{}",
         Parameters::REAL_CLASS,

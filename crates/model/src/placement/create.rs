@@ -111,7 +111,6 @@ pub enum TwinFact {
     reason = "facts about one object, each seen by itself"
 )]
 pub struct Twin {
-    /// Whether it was handed over.
     pub handed_over: bool,
     /// Whether it has a deletion timestamp.
     pub deleting: bool,
@@ -227,7 +226,6 @@ pub enum Withdrawal {
 /// What to do after a withdrawn twin was deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Afterwards {
-    /// Decide again.
     DecideAgain,
     /// Answer that the volume cannot be on this node, for this reason.
     Elsewhere(String),

@@ -95,7 +95,6 @@ pub enum SnapshotRefusal {
     /// Another object has the name of the twin.
     #[error("the name of its twin is taken by an object that is not ours: {0}. Rename or delete it")]
     Foreign(ForeignSnapshot),
-    /// The snapshot exists, of another volume.
     #[error("a snapshot of this name exists, of another volume")]
     OtherSource,
     /// The user's snapshot was deleted.

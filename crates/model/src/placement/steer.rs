@@ -17,7 +17,6 @@ const NAMED: usize = 5;
 pub enum Original {
     /// A volume, and from where it is accessible; `None` means anywhere in its cluster.
     Volume(Option<NodeSelector>),
-    /// A snapshot.
     Snapshot {
         /// From where its volume was accessible, if known.
         reached_from: Option<NodeSelector>,

@@ -209,7 +209,6 @@ pub enum SourceTwin {
     Recovered,
 }
 
-/// The twin at the target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TargetTwin {
     /// Its cluster is no longer declared.

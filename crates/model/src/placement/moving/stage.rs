@@ -101,7 +101,6 @@ pub enum RollbackReason {
     /// A pod started before the gate was closed.
     #[error("pods use a claim: {0:?}")]
     InUse(Vec<String>),
-    /// The gate of a claim was opened by another client.
     #[error("the gate of a claim was opened by another client")]
     GateOpen,
     /// The twin, and no PV with its data is retained.
@@ -140,7 +139,6 @@ pub enum VolumeFault {
     /// A late write of an earlier gate has gated it.
     #[error("was gated by a late write")]
     GatedLate,
-    /// Its twin is superseded.
     #[error("refers to a superseded twin")]
     MovedOn,
 }
