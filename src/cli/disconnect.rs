@@ -139,7 +139,7 @@ async fn disconnect(home: &Home, remote: Option<&Remote>, request: &Request) -> 
         holding.extend(holdings::in_remote(&remote.cluster, &home.id, name, &elsewhere).await);
     } else if object.as_ref().is_some_and(answers) {
         return Err(format!(
-            "the pods of the controller reach {name}, so it is not gone: leave --local-only out"
+            "the pods of the controller reach {name}, so it is not gone: run this without --local-only"
         )
         .into());
     }

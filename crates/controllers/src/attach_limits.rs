@@ -89,7 +89,7 @@ impl<'a> AttachLimits<'a> {
         nodes.iter().map(|it| it.node.clone()).collect()
     }
 
-    /// The new limit of a node, if it is to be changed. Virtual nodes have none.
+    /// The new limit of a node, if it has to change. Virtual nodes have no limit.
     fn change(&self, name: &str) -> Option<NewLimit> {
         let node = self.home.views().csi_nodes.get(name)?;
         let keys = node.our_keys.as_deref()?;

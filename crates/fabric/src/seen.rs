@@ -434,7 +434,8 @@ mod tests {
         [SeenPod::at_home(&sent), SeenPod::remote(&sent).unwrap()]
     }
 
-    /// What a view counts for a pod, the view's own overhead, and as much again for other structures keyed by pod.
+    /// The memory of a pod: its size in a view, the view's overhead, and the same overhead again
+    /// for other maps whose keys are pods.
     fn weight(pod: &SeenPod) -> usize {
         3 * pod.key().len() + size_of::<SeenPod>() + pod.text() + 2 * 256
     }

@@ -162,7 +162,7 @@ impl Registry {
             return refuse("is not below kubelet's root directory");
         }
         if fs::canonicalize(&self.own_socket).is_ok_and(|own| own == real) {
-            return refuse("is that of this node plugin");
+            return refuse("is the socket of this node plugin itself");
         }
         match self.check_owner(&real) {
             Ok(()) => Ok(real),

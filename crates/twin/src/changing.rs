@@ -92,7 +92,7 @@ impl VolumeChange {
         }
         if reading::phase(&twin) != "Bound" {
             return Err(self.not_now(if site.remote_cluster().is_some() {
-                "is bound only when its pod arrives there, and changes then"
+                "is bound only when its pod arrives there, and is changed then"
             } else {
                 "is not bound yet"
             }));

@@ -239,7 +239,7 @@ async fn labels(place: &Place, source: &LabelSource) -> Result<BTreeMap<String, 
 /// A node there that takes pods of the fabric.
 struct Open {
     name: String,
-    /// Those of [`UNIFORM`].
+    /// The labels with the keys of [`UNIFORM`].
     labels: BTreeMap<String, String>,
     amounts: Amounts,
     features: BTreeSet<String>,

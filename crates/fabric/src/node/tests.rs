@@ -147,7 +147,7 @@ async fn each_node_has_a_port_of_its_own_and_keeps_it() {
 async fn leases_say_whose_they_are() {
     let world = World::new().await;
     let path = |name: &str| format!("/apis/coordination.k8s.io/v1/namespaces/{LEASES}/leases/{name}");
-    // That of an older version.
+    // A lease that an older version wrote.
     world
         .home
         .put(&path("rome"), json!({"spec": {"holderIdentity": "rome"}}));

@@ -98,7 +98,7 @@ impl Writer<'_> {
                 // It cannot be reverted: a running container can be neither replaced nor, if
                 // ephemeral, removed.
                 if let Some(field) = not_kept(&patch, &written.json()) {
-                    let why = format!("it does not keep {field}");
+                    let why = format!("it does not keep {field} as it was sent");
                     self.report_refused_change(home, change, &why).await;
                 }
                 tracing::debug!(
@@ -133,7 +133,7 @@ impl Writer<'_> {
 
     async fn report_refused_change(&self, home: &RawPod, change: Change, why: &str) {
         let note = format!(
-            "the {} here do not change those of its pod in the cluster {}: {}",
+            "the {} of this pod are not applied to its pod in the cluster {}: {}",
             change.describe(),
             self.pods.cluster,
             short(why)

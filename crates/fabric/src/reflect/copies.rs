@@ -85,7 +85,7 @@ struct Memory {
     /// When copies are reconciled again even if nothing changes.
     again: BTreeMap<String, Instant>,
     backoff: Backoff<Fingerprint>,
-    /// Copies whose names objects of others have, and when that was reported.
+    /// Copies whose names belong to objects of other owners, and when that was reported.
     taken: HashMap<String, Instant>,
     /// Copies that the cluster refuses, and why; or that it changes when they are written.
     not_kept: HashMap<String, Option<String>>,

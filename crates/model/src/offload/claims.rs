@@ -72,7 +72,7 @@ impl Claim {
             Volumes::Retain if !self.retained => {
                 format!("{name} (its remote PersistentVolume is not retained yet)")
             }
-            Volumes::Delete if !self.leaving => format!("{name} (its claim at home is not deleted)"),
+            Volumes::Delete if !self.leaving => format!("{name} (its claim at home still exists)"),
             Volumes::Hold | Volumes::Delete | Volumes::Retain => name.clone(),
         }
     }

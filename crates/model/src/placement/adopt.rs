@@ -49,7 +49,7 @@ pub enum AdoptRefusal {
     #[error("the PersistentVolume {volume} belongs to {holder}")]
     Held {
         volume: String,
-        /// The owner, in words.
+        /// The owner, as error messages name it.
         holder: String,
     },
     /// It is smaller than requested.
@@ -225,7 +225,7 @@ fn refusal(facts: &AdoptFacts) -> Result<&VolumeOwner, AdoptRefusal> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(
     clippy::struct_excessive_bools,
-    reason = "facts about several objects, each seen by itself"
+    reason = "independent facts about several objects"
 )]
 pub struct SettleFacts {
     pub imported: bool,

@@ -106,10 +106,7 @@ pub enum TwinFact {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "facts about one object, each seen by itself"
-)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts about one object")]
 pub struct Twin {
     pub handed_over: bool,
     /// Whether it has a deletion timestamp.

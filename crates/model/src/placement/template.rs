@@ -22,7 +22,7 @@ pub enum Expands {
 }
 
 impl Expands {
-    /// What a value is expanded with; `Annotation` if with both.
+    /// What the variables of a value refer to; `Annotation` if it has variables of both kinds.
     fn of(value: &str) -> Option<Self> {
         FORMS
             .into_iter()

@@ -186,7 +186,7 @@ pub enum HeldBy {
     Claim,
     /// This move: the name of the claim, and the uid of the move.
     Move,
-    /// Another object, in words.
+    /// Another object, as error messages name it.
     Other(String),
 }
 

@@ -171,11 +171,11 @@ pub enum Quiesce {
 /// Which deadlines have passed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OverDue {
-    /// That of the drain, since the gate.
+    /// The deadline of the drain, counted from the gate.
     pub drain: bool,
-    /// That of the downtime, since the drain.
+    /// The deadline of the downtime, counted from the drain.
     pub downtime: bool,
-    /// That of a retained copy.
+    /// The retention of the old copy.
     pub retention: bool,
 }
 

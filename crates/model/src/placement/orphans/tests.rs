@@ -10,10 +10,7 @@ use crate::placement::{
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "facts about one object, each seen by itself"
-)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts about one object")]
 struct Claim {
     handed_over: bool,
     deleting: bool,
@@ -46,10 +43,7 @@ enum Run {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "facts about one object, each seen by itself"
-)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts about one object")]
 struct World {
     remote: bool,
     /// Whether the twin records its claim.

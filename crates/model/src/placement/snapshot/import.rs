@@ -96,7 +96,7 @@ impl StoredSnapshot {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(
     clippy::struct_excessive_bools,
-    reason = "facts about several objects, each seen by itself"
+    reason = "independent facts about several objects"
 )]
 pub struct SnapshotImportFacts {
     /// Whether the import is recorded on the real content.

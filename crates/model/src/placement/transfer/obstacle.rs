@@ -141,10 +141,7 @@ pub enum Obstacle {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "facts about one object, each seen by itself"
-)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts about one object")]
 pub struct ImportedClaim {
     pub name: ClaimName,
     /// Whether Kubernetes has bound it to its PV, and the PV to it.
@@ -186,10 +183,7 @@ pub struct WantedBy {
 
 /// The PV of a claim to import.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "facts about one object, each seen by itself"
-)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts about one object")]
 pub struct RealVolume {
     pub name: String,
     pub bytes: u64,
