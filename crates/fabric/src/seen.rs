@@ -454,7 +454,7 @@ mod tests {
         );
     }
 
-    /// By the resident set size of the process: run it alone.
+    /// It measures the resident set size of the process: run it alone.
     #[test]
     #[ignore = "measures its process"]
     fn resident_memory_of_ten_thousand_pods() {

@@ -81,7 +81,7 @@ pub struct PodFacts {
 pub enum End {
     /// It is deleted: its controller creates another one.
     Deleted,
-    /// It becomes `Failed`: no controller would replace it, and the record stays.
+    /// It becomes `Failed`, so that its status can still be read: no controller would replace it.
     Failed,
 }
 
