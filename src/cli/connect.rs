@@ -96,8 +96,8 @@ pub(super) struct Args {
     /// Leave the rights there as they are, because Helm or a repository manages them: only create a token.
     #[arg(long, conflicts_with_all = ["level", "namespaces"])]
     token_only: bool,
-    /// End all tokens of the identity there before, such as one that was stolen, and those that were requested
-    /// with it.
+    /// First revoke all tokens of the identity there, and those that were requested with them: one may have
+    /// been stolen.
     #[arg(long, conflicts_with = "output")]
     revoke_tokens: bool,
     /// How long to wait for the pods of the controller to reach it.

@@ -145,7 +145,7 @@ async fn disconnect(home: &Home, remote: Option<&Remote>, request: &Request) -> 
     }
     if let Err(held) = access::may_disconnect(name.as_str(), holding) {
         if remote.is_some() {
-            eprintln!("{name} is not disconnected. This cluster still has there:");
+            eprintln!("{name} is not disconnected. It still has objects of this cluster:");
             for one in held {
                 eprintln!("  - {}\n    → {}", one.what, one.way_out);
             }

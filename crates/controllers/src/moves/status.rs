@@ -245,7 +245,7 @@ impl NextStatus {
             let (Some(claim), Ok(text)) = (claim, text) else {
                 return Err(UnreadableMove::Plan {
                     claim: name.clone(),
-                    why: "it is not in there",
+                    why: "the claim is not in the status",
                 });
             };
             claim.record = Some(text);

@@ -111,7 +111,7 @@ impl Writer<'_> {
             }
             Ok(None) if self.is_gone(pods, remote).await => return Outcome::Outdated,
             Ok(None) => {
-                self.report_refused_change(home, change, "it does not serve that")
+                self.report_refused_change(home, change, "it does not serve the subresource for that")
                     .await;
             }
             Err(error) if error.is_refusal() => {

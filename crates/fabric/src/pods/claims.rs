@@ -65,14 +65,14 @@ impl Pods<'_> {
         if let Some((id, twin)) = self.volume_of(here.as_ref()).await? {
             if id.cluster != *cluster {
                 return missing(format!(
-                    "the data of the claim {own}/{name} are in the cluster {}, not in {cluster}: let the pod run there, or move \
+                    "the data of the claim {own}/{name} is in the cluster {}, not in {cluster}: let the pod run there, or move \
                      the volume with liqo-csi move volume {own}/{name}",
                     id.cluster
                 ));
             }
             if twin.namespace != namespace {
                 return missing(format!(
-                    "the data of the claim {own}/{name} are in the namespace {} of the cluster {cluster}, and this pod runs in \
+                    "the data of the claim {own}/{name} is in the namespace {} of the cluster {cluster}, and this pod runs in \
                      {namespace} there: offload its namespace under that name, or move the volume with liqo-csi move volume {own}/{name}",
                     twin.namespace
                 ));
@@ -96,7 +96,7 @@ impl Pods<'_> {
             return usable(&claim);
         }
         missing(format!(
-            "the claim {namespace}/{name} of the cluster {cluster} is not the twin of {own}/{name}: the data of this pod are \
+            "the claim {namespace}/{name} of the cluster {cluster} is not the twin of {own}/{name}: the data of this pod is \
              not there"
         ))
     }

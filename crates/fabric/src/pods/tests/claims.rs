@@ -74,7 +74,7 @@ async fn a_twin_that_a_move_left_behind_is_not_used() {
         }}),
     );
     world
-        .run_until(|world| waits(world, "ClaimNotReady", "are in the cluster turin, not in milan"))
+        .run_until(|world| waits(world, "ClaimNotReady", "is in the cluster turin, not in milan"))
         .await;
 }
 

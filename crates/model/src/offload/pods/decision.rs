@@ -10,7 +10,7 @@ impl HomePod {
 }
 
 /// What the controller observed of a home pod.
-#[expect(clippy::struct_excessive_bools, reason = "each is a fact by itself")]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts about one pod")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HomePod {
     /// The grace period in seconds, if it is being deleted.

@@ -43,7 +43,7 @@ pub struct Avoided {
 }
 
 /// Facts that are read only if a pod has waited long enough.
-#[expect(clippy::struct_excessive_bools, reason = "each is a fact by itself")]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts about one pod")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Circumstances {
     /// Whether new pods of the namespace may run at home or in remote clusters, read live.
