@@ -521,7 +521,7 @@ mod tests {
         assert!(desired(Strategy::Selected, None, &["foo"]).is_err());
         assert!(desired(Strategy::Selected, Some("kube-system"), &["foo"]).is_err());
         assert!(desired(Strategy::Selected, Some("bar"), &["foo", "baz"]).is_err());
-        // Those with a label may be several.
+        // Several namespaces may have the label.
         assert!(desired(Strategy::Selected, Some("bar"), &[]).is_err());
         let named = desired(Strategy::Selected, Some("bar"), &["foo"]).unwrap();
         assert_eq!(named.spec.remote_namespace_name.as_deref(), Some("bar"));

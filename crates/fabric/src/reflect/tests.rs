@@ -916,7 +916,7 @@ async fn remote_events_are_mirrored_to_their_pod_or_claim() {
     world
         .there
         .put(&there("pods", "theirs"), pod_there("there-2", None));
-    // One for a pod that is no more.
+    // The remote pod of a home pod that was deleted.
     world
         .there
         .put(&there("pods", "old"), pod_there("there-3", Some("old-1")));

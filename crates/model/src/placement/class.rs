@@ -134,7 +134,7 @@ impl<'a> Asked<'a> {
     }
 }
 
-/// What named a class.
+/// Where a class is named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NamedBy {
     /// The claim, by this annotation.

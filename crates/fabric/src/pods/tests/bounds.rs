@@ -197,7 +197,7 @@ async fn malformed_names_of_home_pods_cause_no_request() {
         let name = format!("ghost-{at}");
         ghost(&world, &name, &format!("{namespace}/{name}"));
     }
-    // One with a valid name, which is read.
+    // A pod with a valid name, which is read.
     ghost(&world, "ghost", "shop/ghost");
     world
         .run_until(|world| {

@@ -1,4 +1,4 @@
-//! What is passed on, and what is not.
+//! Which requests are passed on, and which are refused.
 
 use super::*;
 use crate::streams::request::Kind;

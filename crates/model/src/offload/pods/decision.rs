@@ -338,7 +338,7 @@ mod tests {
                     ..facts(home, there)
                 })
             };
-            // One whose containers are always restarted was terminated by its deletion.
+            // A pod whose containers are always restarted ended because it was deleted.
             let drained = if is_finite {
                 Act::Reflect
             } else {

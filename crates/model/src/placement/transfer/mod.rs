@@ -90,7 +90,7 @@ pub enum NamedVolume {
 /// The record of an import on the PV.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// There is none: the import was not started, is complete, or was undone.
+    /// No record exists: the import was not started, is complete, or was undone.
     NotRecorded,
     /// It permits the adoption.
     Permitted,

@@ -69,9 +69,9 @@ pub enum MatchingVolume {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReleaseProgress {
     NotRecorded,
-    /// There is one.
+    /// The record exists; the release continues.
     Onward,
-    /// There is one, and it says that the release is being undone.
+    /// The record exists, and says that the release is being undone.
     Back,
 }
 

@@ -82,7 +82,7 @@ pub(super) struct Real {
     twin: u64,
     pub(super) mark: Option<VolumeMark>,
     pub(super) policy: ReclaimPolicy,
-    /// That of [`mark::POLICY_BEFORE`](crate::volume::mark::POLICY_BEFORE).
+    /// The policy in [`mark::POLICY_BEFORE`](crate::volume::mark::POLICY_BEFORE).
     policy_before: Option<ReclaimPolicy>,
     /// Its data, if the twin was deleted.
     left: u64,
@@ -788,7 +788,7 @@ impl World {
                 volume.begun_with = volume.source.as_ref().map_or(0, |twin| twin.data);
             }
             ClaimStep::Evict(_) => {
-                // Those of other clusters cannot be evicted.
+                // Pods of other clusters cannot be evicted.
                 for pod in volume.pods.iter_mut().filter(|pod| !pod.there) {
                     pod.leaving = true;
                 }
