@@ -388,7 +388,7 @@ mod tests {
     };
 
     const UID: &str = "0b7c8f9e-3a54-4f0e-9d4e-5f1d8a2b3c4d";
-    /// Of each of so many clusters.
+    /// The pods of each cluster.
     const PODS: usize = 1000;
     const CLUSTERS: usize = 10;
 

@@ -23,9 +23,9 @@ use crate::{
     volume::{CsiSource, DataPath, RealSource, VolumeMode},
 };
 
-/// For mounting and formatting; kubelet waits two minutes.
+/// The timeout of mounting and formatting; kubelet waits two minutes.
 pub(super) const SLOW_WORK: Duration = Duration::from_secs(100);
-/// For reading the mount table and the records.
+/// The timeout of reading the mount table and the records.
 pub(super) const QUICK_WORK: Duration = Duration::from_secs(20);
 
 #[derive(Clone)]

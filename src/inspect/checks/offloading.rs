@@ -28,7 +28,7 @@ pub(super) fn carried_out(installation: &Installation) -> Vec<Finding> {
     let Some(first) = offloading.asked.iter().next() else {
         return Vec::new();
     };
-    // Where Liqo is installed they are Liqo's; if that is unknown, nothing is reported.
+    // Where Liqo is installed, it processes them; if that is unknown, nothing is reported.
     if !matches!(offloading.liqo, Ok(None)) {
         return Vec::new();
     }

@@ -31,11 +31,11 @@ use crate::{
     rights,
 };
 
-/// After a write.
+/// The pause after a write.
 const SOON: Duration = Duration::from_secs(1);
-/// While something in the remote cluster is not finished: it is not watched.
+/// The interval of reads while a namespace is being created or deleted there: it is not watched.
 const POLL: Duration = Duration::from_secs(5);
-/// Between two checks of the rights in an existing namespace.
+/// The interval of the checks of the rights in an existing namespace.
 const CHECK_RIGHTS: Duration = Duration::from_mins(5);
 /// The key of the cluster itself. No namespace has it.
 const ITSELF: &str = "";

@@ -31,9 +31,9 @@ use crate::{
     scheduling,
 };
 
-/// Between two checks whether Liqo is installed.
+/// The interval of the checks whether Liqo is installed.
 const CHECK_LIQO: Duration = Duration::from_secs(20);
-/// After a failed check, a write or an eviction.
+/// The pause after a failed check, a write or an eviction.
 const SOON: Duration = Duration::from_secs(1);
 
 pub(super) struct Statuses<'a> {

@@ -50,7 +50,7 @@ pub(super) const REFUSALS: [&str; 6] = [
     "RemoteNameTaken",
     "RemoteRefused",
 ];
-/// Before the status of the `NamespaceOffloading` is written again.
+/// The pause before a pod is checked again if its `NamespaceOffloading` does not allow to give it up now.
 const AGAIN: Duration = Duration::from_mins(1);
 
 /// How many remote pods were given up. Cheap to clone; exported only if registered.

@@ -38,11 +38,11 @@ use crate::{
 
 /// How long a check that the remote namespace is ours permits writes.
 const CHECK: Duration = Duration::from_secs(30);
-/// After a conflict.
+/// The pause after a conflict.
 const SOON: Duration = Duration::from_secs(1);
-/// While an object of others has the name of a copy.
+/// The interval of retries while an object of another owner has the name of a copy.
 const WHILE_TAKEN: Duration = Duration::from_secs(30);
-/// Between two events with the same content.
+/// The shortest time between two events with the same content.
 const REPORT_AGAIN: Duration = Duration::from_mins(30);
 
 /// The two namespaces, and what copying between them needs.

@@ -294,7 +294,7 @@ impl Source {
     }
 }
 
-/// The copies of these in a remote namespace.
+/// Views of the copies of these objects in a remote namespace.
 pub(super) fn copies(
     there: &Cluster,
     namespace: &str,

@@ -173,7 +173,7 @@ pub(super) fn nanos(quantity: &str) -> Option<i128> {
     whole.checked_add(part)
 }
 
-/// In whole units, or millicores for CPU.
+/// The quantity as text: in whole units, or millicores for CPU.
 pub(super) fn written(resource: &str, nanos: i128) -> String {
     if resource == "cpu" && nanos % NANO != 0 {
         return format!("{}m", nanos / MILLI);

@@ -56,7 +56,7 @@ impl Sample {
 #[derive(Clone, Debug)]
 struct Counter {
     last: Sample,
-    /// In nanoseconds of a core.
+    /// Processor time used, in nanoseconds.
     used: u128,
 }
 

@@ -240,9 +240,9 @@ pub struct SettleFacts {
 /// The reclaim policy that the PV has after the import.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Settle {
-    /// The one before the import.
+    /// The policy before the import.
     PolicyBefore,
-    /// Retain, and a record of the one before the import.
+    /// Retain, and a record of the policy before the import.
     Retain,
 }
 

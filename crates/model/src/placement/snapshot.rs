@@ -100,7 +100,7 @@ pub enum SnapshotRefusal {
     /// The user's snapshot was deleted.
     #[error("its VolumeSnapshotContent was deleted or is being deleted, so the snapshot is no longer needed")]
     GivenUp,
-    /// It was answered before, and its twin is deleted.
+    /// Success was answered before, and the twin was deleted.
     #[error(
         "it was taken before and its twin was deleted: the data may be lost, and a new one would be of another time"
     )]

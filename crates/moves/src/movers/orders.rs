@@ -98,7 +98,7 @@ struct State {
     journal_off: Option<GateNumber>,
     /// When and why the last order failed, until one succeeds.
     failed: Option<(Instant, String)>,
-    /// Why the target cannot have the data of the source, from the target.
+    /// Why the data of the source does not fit into the target, as the target's mover reports it.
     too_small: Option<String>,
     last: Option<(Instant, Passed)>,
     losses: Vec<Lost>,

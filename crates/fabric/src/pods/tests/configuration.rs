@@ -11,7 +11,7 @@ use crate::offload::{
 const SETTINGS: &str = "/api/v1/namespaces/shop/configmaps/settings";
 const COPY: &str = "/api/v1/namespaces/shop-home/configmaps/settings";
 
-/// With a pod that has an optional variable of a `ConfigMap`, and with copies.
+/// A world with copies, and a pod that has an optional variable of a `ConfigMap`.
 async fn with_settings() -> World {
     let mut world = World::with_pod(true).await;
     world.is_copied = true;
@@ -107,7 +107,7 @@ fn waits(world: &World, reason: &str, words: &str) -> bool {
     status["reason"] == reason && status["message"].as_str().unwrap_or_default().contains(words)
 }
 
-/// With a pod that requires the object, which is a `ConfigMap` or a Secret.
+/// A world with a pod that requires the object, which is a `ConfigMap` or a Secret.
 async fn with_required(kind: &str, name: &str, mut object: Value) -> World {
     let world = with_settings().await;
     object["metadata"]["name"] = name.into();

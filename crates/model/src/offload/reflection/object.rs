@@ -272,7 +272,7 @@ fn content_there(kind: Kind, object: Value) -> Value {
     }
 }
 
-/// A slice completely: fields that others add to an endpoint are compared as well.
+/// All fields of a slice: those that others add to an endpoint are compared as well.
 fn endpoints(object: &Value) -> Value {
     let what_is_said = |of: &Value| -> Value {
         let all = of.as_object().into_iter().flatten();

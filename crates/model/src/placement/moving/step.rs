@@ -16,7 +16,7 @@ pub enum Side {
 }
 
 impl Side {
-    /// In a word.
+    /// `source` or `target`, for labels and messages.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {

@@ -103,7 +103,7 @@ const FIRST: u8 = 10;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Event {
     Start(usize, Goal),
-    /// After the twin could not be read.
+    /// The recovery starts because the twin could not be read.
     StartUnread(usize),
     Crash(usize),
     GoOn(usize),

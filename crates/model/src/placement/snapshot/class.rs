@@ -16,7 +16,7 @@ pub struct SnapshotClass {
 /// The snapshot classes of a cluster, as far as they can be read.
 #[derive(Clone, Copy, Debug)]
 pub enum KnownSnapshotClasses<'a> {
-    /// The relevant ones.
+    /// The relevant classes.
     Listed(&'a [SnapshotClass]),
     /// This driver may not read them.
     Unreadable,

@@ -135,7 +135,7 @@ fn not_started(facts: &ImportFacts) -> ImportStep {
 
 fn started(facts: &ImportFacts) -> ImportStep {
     if !facts.secured {
-        // First of all, because another client has changed it.
+        // Another client has removed Retain or the record: restore them before the next step.
         return ImportStep::Mark;
     }
     match facts.claim {
