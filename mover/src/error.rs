@@ -1,5 +1,4 @@
-//! Why the data of a move could not be copied, or differs. Each error names the path in the tree, and shows
-//! who has to act.
+//! Why the data of a move could not be copied, or differs. Each error names the path in the tree.
 
 use std::{borrow::Cow, io};
 

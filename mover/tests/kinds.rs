@@ -519,7 +519,7 @@ fn debugged(request: &str) -> (Image, Pair) {
     (image, pair)
 }
 
-/// As on some servers of NFS. No system call of Linux sets it.
+/// Some NFS servers report such a mode. No system call of Linux sets it.
 #[test]
 fn the_mode_of_a_symlink_does_not_count() {
     if !is_root() {

@@ -30,7 +30,8 @@ type prometheusRule struct {
 	}
 }
 
-// alerts is the PrometheusRule in what the chart renders for a cluster with these API versions, if there is one.
+// alerts returns the PrometheusRule that the chart renders for a cluster with these API versions,
+// if any.
 func alerts(t *testing.T, values Values, apiVersions string) (rule prometheusRule, found bool) {
 	t.Helper()
 	rendered, err := helm(t).RenderFor(t.Context(), Release, Namespace, apiVersions, values)
@@ -74,8 +75,8 @@ func TestAlertsAreThereWherePrometheusOperatorIs(t *testing.T) {
 
 var metricName = regexp.MustCompile(`\bliqo_csi_[a-z_]+`)
 
-// Each alert is about metrics that the driver has and the documentation lists, and has a heading there that says
-// what to do. That the heading exists is what the test of links sees to.
+// Each alert uses metrics that the driver exports and the documentation lists, and has a heading
+// there with what to do. The test of links checks that the heading exists.
 func TestEveryAlertIsAboutAMetricAndSaysWhatToDo(t *testing.T) {
 	rule, _ := alerts(t, nil, prometheusOperator)
 	root := filepath.Join(helm(t).chart, "..", "..", "..")
@@ -113,7 +114,7 @@ func TestEveryAlertIsAboutAMetricAndSaysWhatToDo(t *testing.T) {
 	}
 }
 
-// sourcesOf is all that is written in Rust in a folder.
+// sourcesOf returns all Rust sources in a folder.
 func sourcesOf(t *testing.T, folder string) string {
 	t.Helper()
 	var all strings.Builder

@@ -39,7 +39,7 @@ func TestManifestsAreRenderedFromTheChart(t *testing.T) {
 	}
 }
 
-// everything switches on all that the chart can render.
+// everything enables all that the chart can render.
 var everything = Values{
 	"clusterID":                 "home",
 	"imagePullSecrets":          []Values{{"name": "registry"}},
@@ -122,7 +122,7 @@ func TestControllerIsUnprivilegedAndReplicated(t *testing.T) {
 	}
 }
 
-// What a real driver refuses because of a snapshot does not depend on pods.
+// A real driver that refuses an expansion because of a snapshot does so with and without pods.
 func TestExpansionDoesNotWaitForPodsToEnd(t *testing.T) {
 	for _, container := range only[*appsv1.Deployment](t, render(t, nil)).Spec.Template.Spec.Containers {
 		if container.Name == "csi-resizer" && !slices.Contains(container.Args, "--handle-volume-inuse-error=false") {
@@ -159,8 +159,8 @@ func TestSnapshotsAreServedWhereTheirKindsAre(t *testing.T) {
 	}
 }
 
-// The driver publishes capacity itself: csi-provisioner would do so for nodes of other
-// clusters too, from here.
+// The driver publishes capacity itself, because csi-provisioner would also publish it for nodes of
+// other clusters, from home.
 func TestCapacityIsNotPublishedTwice(t *testing.T) {
 	for _, container := range only[*appsv1.Deployment](t, render(t, everything)).Spec.Template.Spec.Containers {
 		for _, argument := range container.Args {
@@ -234,7 +234,7 @@ func TestClassParameters(t *testing.T) {
 	}
 }
 
-// Whatever a class says goes; one that says nothing allows what is done.
+// The value of a class takes precedence. Without one, expansion is allowed if there is a resizer.
 func TestExpansionIsAllowedWhereItIsDone(t *testing.T) {
 	silent := Values{"storageClasses": []Values{{"name": "silent"}}}
 	if of := only[*storagev1.StorageClass](t, render(t, silent)); !*of.AllowVolumeExpansion {
@@ -253,7 +253,7 @@ func TestExpansionIsAllowedWhereItIsDone(t *testing.T) {
 	}
 }
 
-// withoutResizer adds to the values that nobody expands volumes.
+// withoutResizer adds to the values that no csi-resizer runs.
 func withoutResizer(values Values) Values {
 	values = maps.Clone(values)
 	values["controller"] = Values{"resizer": Values{"enabled": false}}
@@ -302,7 +302,7 @@ func TestWhatCannotWorkIsRefused(t *testing.T) {
 	}
 }
 
-// Each rule says in a comment what it is for.
+// Each rule has a comment with its purpose.
 func TestEveryRuleOfRBACIsExplained(t *testing.T) {
 	for _, file := range []string{"rbac-controller.yaml", "rbac-node.yaml", "remote-access.yaml", "user-roles.yaml", "tests/installation.yaml"} {
 		text, err := os.ReadFile(filepath.Join(helm(t).chart, "templates", file))
@@ -335,8 +335,7 @@ func helm(t *testing.T) *Helm {
 	return h
 }
 
-// render decodes what the chart makes of the values, strictly: a field that its
-// kind does not have is an error.
+// render decodes the rendered manifests strictly: a field that its kind does not have is an error.
 func render(t *testing.T, values Values) []runtime.Object {
 	t.Helper()
 	rendered, err := helm(t).Render(t.Context(), Release, Namespace, values)
@@ -352,7 +351,7 @@ func decode(t *testing.T, rendered []byte) []runtime.Object {
 		json.SerializerOptions{Yaml: true, Strict: true})
 	var objects []runtime.Object
 	for document := range strings.SplitSeq(string(rendered), "\n---\n") {
-		// A definition is of no kind that the client knows.
+		// The client does not have the type of a CustomResourceDefinition.
 		if !strings.Contains(document, "\nkind: ") || strings.Contains(document, "\nkind: CustomResourceDefinition\n") {
 			continue
 		}
@@ -387,7 +386,8 @@ func containerNames(pod corev1.PodSpec) string {
 	return strings.Join(names, " ")
 }
 
-// fabricPorts are values of a fabric whose virtual nodes have so many ports from the first on.
+// fabricPorts returns values of a fabric with this number of ports for virtual nodes, from the
+// first on.
 func fabricPorts(first, count int) Values {
 	return Values{"fabric": Values{"enabled": true, "streams": Values{"port": first, "ports": count}}}
 }

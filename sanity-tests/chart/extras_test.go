@@ -20,7 +20,7 @@ type workload struct {
 	pod       corev1.PodTemplateSpec
 }
 
-// workloads are controller, fabric and node plugin.
+// workloads returns controller, fabric and node plugin.
 func workloads(t *testing.T, values Values) map[string]workload {
 	t.Helper()
 	found := map[string]workload{}
@@ -43,7 +43,7 @@ func workloads(t *testing.T, values Values) map[string]workload {
 	return found
 }
 
-// with is a chart with fabric and snapshotter, and these values.
+// with returns these values, with fabric and snapshotter.
 func with(values Values) Values {
 	for _, component := range []string{"controller", "fabric", "node"} {
 		if values[component] == nil {
@@ -96,7 +96,7 @@ func TestOneValueNamesTheRegistryOfAllImages(t *testing.T) {
 	}
 }
 
-// Labels of pods must not be in selectors, which cannot be changed.
+// Labels of pods must not be in selectors, which are immutable.
 func TestLabelsAreAddedToObjectsAndPods(t *testing.T) {
 	pods := func() Values { return Values{"podLabels": Values{"team": "storage"}} }
 	values := with(Values{"commonLabels": Values{"owner": "platform"}, "controller": pods(), "fabric": pods(), "node": pods()})
@@ -152,7 +152,8 @@ func TestPodsAreSpreadAsTheValuesSay(t *testing.T) {
 	}
 }
 
-// Whoever may edit a namespace may not stop its pods by a move, unless an administrator says so.
+// Users who may edit a namespace may not stop its pods by a move, unless an administrator allows
+// it.
 func TestUsersMayReadAndNoMore(t *testing.T) {
 	in := func(values Values, role string) string {
 		var in []string

@@ -58,7 +58,7 @@ func TestFabricRunsUnprivilegedUnderItsOwnAccount(t *testing.T) {
 	}
 }
 
-// A drain leaves one of its replicas, and is not held up by pods that are never ready.
+// A drain leaves one of its replicas, and is not blocked by pods that are never ready.
 func TestFabricIsNotDrainedAsAWhole(t *testing.T) {
 	var found bool
 	for _, object := range render(t, Values{"fabric": Values{"enabled": true}}) {
@@ -79,8 +79,8 @@ func TestFabricIsNotDrainedAsAWhole(t *testing.T) {
 	}
 }
 
-// The right to approve is one for the serving certificates of all kubelets: the fabric, which parses what
-// remote clusters answer, never has it.
+// The right to approve covers the serving certificates of all kubelets. The fabric, which parses
+// responses of remote clusters, never has it.
 func TestControllerApprovesCertificatesOnlyIfToldTo(t *testing.T) {
 	for _, one := range []struct{ fabric, approves, may bool }{{true, false, false}, {true, true, true}, {false, true, false}} {
 		values := Values{"enabled": one.fabric, "streams": Values{"approveCertificates": one.approves}}
@@ -108,8 +108,8 @@ func TestControllerApprovesCertificatesOnlyIfToldTo(t *testing.T) {
 	}
 }
 
-// Rights on namespaces, pods and bindings are rights on all of them: policies hold the identity
-// to its own.
+// RBAC grants rights on all namespaces, pods and bindings: policies restrict the identity to its
+// own.
 func TestRemoteFabricIsHeldToItsNamespaces(t *testing.T) {
 	const role = "liqo-csi-remote.liqo-csi"
 	values := remote("fabric")
@@ -139,14 +139,14 @@ func TestRemoteFabricIsHeldToItsNamespaces(t *testing.T) {
 		"['ServiceAccount/liqo-csi/liqo-csi-remote', \"Group//home\", \"User//milan\", \"ServiceAccount/elsewhere/other\"]") {
 		t.Errorf("who it may bind the role to: %s", subjects)
 	}
-	// The service accounts of its namespaces are held to the same pods as it is.
+	// The policy for service accounts of its namespaces allows the same pods.
 	pods := named[*admissionv1.ValidatingAdmissionPolicy](t, objects, role+"-pods")
 	accounts := named[*admissionv1.ValidatingAdmissionPolicy](t, objects, role+"-accounts")
 	isBound(t, objects, role+"-accounts")
 	if !reflect.DeepEqual(accounts.Spec.Validations, pods.Spec.Validations[1:]) || !reflect.DeepEqual(accounts.Spec.Variables, pods.Spec.Variables) {
 		t.Errorf("accounts are held to %v", accounts.Spec.Validations)
 	}
-	// What changes a pod in another way is fenced like it.
+	// All resources by which it can change a pod have the same policy.
 	judged := named[*admissionv1.ValidatingAdmissionPolicy](t, objects, role+"-pods").Spec.MatchConstraints.ResourceRules[0]
 	if !slices.Contains(judged.Operations, admissionv1.Update) {
 		t.Errorf("only %v of pods is fenced", judged.Operations)
@@ -162,7 +162,7 @@ func TestRemoteFabricIsHeldToItsNamespaces(t *testing.T) {
 	account := rights{"liqo-csi-remote", objects}
 	account.check(t, true, "create rolebindings.rbac.authorization.k8s.io -n anywhere",
 		"bind clusterroles.rbac.authorization.k8s.io/"+role+"-workloads")
-	// What it needs for pods it has where it has bound that role.
+	// It has its rights on pods only where it has bound that role.
 	account.check(t, false, "bind clusterroles.rbac.authorization.k8s.io/cluster-admin", "create,delete pods -n anywhere",
 		"get,list,create secrets -n anywhere", "create pods:exec -n anywhere",
 		"get,list,create endpointslices.discovery.k8s.io -n anywhere", "patch,update namespaces")
@@ -174,7 +174,8 @@ func TestRemoteFabricIsHeldToItsNamespaces(t *testing.T) {
 	}
 }
 
-// Two home clusters that share a remote cluster are told apart by the id that the chart there is given.
+// Two home clusters that share a remote cluster are distinguished by the id in the values of the
+// remote chart.
 func TestRemoteFabricIsHeldToItsHomeCluster(t *testing.T) {
 	const role = "liqo-csi-remote.liqo-csi"
 	values := remote("fabric")
@@ -198,7 +199,8 @@ func TestRemoteFabricIsHeldToItsHomeCluster(t *testing.T) {
 	}
 }
 
-// What a cluster suggests for its node is in one object, and that is what the home cluster may read.
+// The labels that a remote cluster suggests for its node are in one object, which the home cluster
+// may read.
 func TestRemoteClusterSuggestsLabels(t *testing.T) {
 	values := remote("fabric")
 	values["remoteAccess"].(Values)["labels"] = Values{"region": "europe", "staging": ""}
@@ -217,8 +219,8 @@ func TestRemoteClusterSuggestsLabels(t *testing.T) {
 	}
 }
 
-// Whoever writes EndpointSlices leads the users of a Service to any address, unless somebody says
-// to which.
+// An identity that writes EndpointSlices can lead the users of a Service to any address, unless a
+// value limits the addresses.
 func TestRemoteFabricWritesNoAddressesButThoseItIsAllowed(t *testing.T) {
 	const policy = "liqo-csi-remote.liqo-csi-endpointslices"
 	mentions := func(values Values, text string) bool {
@@ -252,7 +254,7 @@ func TestRemoteFabricWritesNoAddressesButThoseItIsAllowed(t *testing.T) {
 	account.check(t, false, "deletecollection,update endpointslices.discovery.k8s.io -n shop-home", "get endpointslices.discovery.k8s.io -n other")
 }
 
-// An ExternalName leads to any name, whatever addresses are allowed.
+// An ExternalName may be any name, whatever addresses are allowed.
 func TestExternalNamesCanBeRefused(t *testing.T) {
 	for _, allowed := range []bool{true, false} {
 		values := remote("fabric")
@@ -270,7 +272,7 @@ func TestExternalNamesCanBeRefused(t *testing.T) {
 	}
 }
 
-// Whoever lists all pods reads the specs of all of them.
+// An identity that lists all pods can read the specs of all of them.
 func TestAllPodsAreListedOnlyIfThatIsAskedFor(t *testing.T) {
 	for _, asked := range []bool{true, false} {
 		values := remote("fabric")
@@ -304,7 +306,7 @@ func isBound(t *testing.T, objects []runtime.Object, policy string) {
 	}
 }
 
-// named is the object of this type and name.
+// named returns the object of this type and name.
 func named[T interface {
 	runtime.Object
 	metav1.Object
@@ -319,8 +321,8 @@ func named[T interface {
 	panic("unreachable")
 }
 
-// Secrets of users are read only where a namespace is offloaded, by a binding that the fabric
-// makes there: of one role, for itself.
+// Secrets of users are read only where a namespace is offloaded: the fabric creates a binding of
+// one role to itself there.
 func TestFabricReadsSecretsOnlyWhereItBindsItsRole(t *testing.T) {
 	objects := render(t, Values{"fabric": Values{"enabled": true}})
 	account := rights{"liqo-csi-fabric", objects}
@@ -350,8 +352,8 @@ func TestFabricReadsSecretsOnlyWhereItBindsItsRole(t *testing.T) {
 	account.check(t, false, "get,list,watch secrets -n other", "create,patch,update,delete secrets -n shop")
 }
 
-// Where a parameter is missing everybody is refused whom the policy is about: it is about the
-// bindings of the fabric only.
+// If its parameter is missing, a policy refuses all requests that it matches, so it only matches
+// those of the fabric for bindings.
 func TestPolicyWithAParameterIsAboutTheFabricAlone(t *testing.T) {
 	var found bool
 	for _, object := range render(t, Values{"fabric": Values{"enabled": true}}) {

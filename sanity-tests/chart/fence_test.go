@@ -13,7 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// What rights cannot tell apart policies do: whose a node is, and what of a pod is written.
+// Policies enforce what RBAC cannot express: the owner of a node, and which fields of a pod may be
+// written.
 func TestFabricIsHeldToItsNodesAndTheirPods(t *testing.T) {
 	objects := render(t, Values{"fabric": Values{"enabled": true}})
 	for name, resources := range map[string][]string{
@@ -37,7 +38,7 @@ func TestFabricIsHeldToItsNodesAndTheirPods(t *testing.T) {
 			t.Errorf("%s is about %v", name, by)
 		}
 	}
-	// The role that names the nodes is the controller's alone.
+	// Only the controller has the role that names the nodes.
 	bound := named[*rbacv1.RoleBinding](t, objects, "liqo-csi-fabric-nodes")
 	if bound.RoleRef.Kind != "Role" || bound.RoleRef.Name != "liqo-csi-fabric-nodes" || bound.Subjects[0].Name != "liqo-csi-fabric" {
 		t.Errorf("the binding is %+v", bound)
@@ -52,8 +53,8 @@ func TestFabricIsHeldToItsNodesAndTheirPods(t *testing.T) {
 	fabric.check(t, false, "get,patch,update,delete "+role, "create roles.rbac.authorization.k8s.io -n liqo-csi", "run fabricnodes.storage.liqo.io/any -n liqo-csi")
 }
 
-// What holds kubeconfigs and twins, and Kubernetes' own namespaces, stay here: a policy says it, and the
-// fabric is told.
+// Namespaces with kubeconfigs or twins, and Kubernetes' own, are never offloaded: a policy refuses
+// it, and the fabric has a flag with them.
 func TestSomeNamespacesAreNeverOffloaded(t *testing.T) {
 	objects := render(t, Values{
 		"fabric": Values{"enabled": true}, "storageNamespace": "twins", "liqo": Values{"tenantNamespaces": []string{"tenant-a"}},
@@ -71,7 +72,7 @@ func TestSomeNamespacesAreNeverOffloaded(t *testing.T) {
 	}
 }
 
-// The names of namespaces there are chosen at home, unless something here says which they may be.
+// The home cluster chooses the names of its remote namespaces, unless a value limits them.
 func TestNamesOfNamespacesCanBeLimited(t *testing.T) {
 	for names, want := range map[string]bool{"": false, `[a-z\d-]+-rome`: true} {
 		objects := render(t, remoteFabric(Values{"namespaceNames": names}))
@@ -85,7 +86,7 @@ func TestNamesOfNamespacesCanBeLimited(t *testing.T) {
 	}
 }
 
-// Whoever may patch PersistentVolumes could give a volume to a claim of another namespace.
+// An identity that may patch PersistentVolumes could bind a volume to a claim of another namespace.
 func TestVolumesOfARemoteClusterStayWithTheirNamespaces(t *testing.T) {
 	for level, fenced := range map[string]bool{"minimal": false, "namespaced": true, "full": true, "fabric": true} {
 		values := Values{"only": true, "level": level, "namespaces": []string{"shop"}, "homeClusterID": homeID}
@@ -107,7 +108,7 @@ func TestVolumesOfARemoteClusterStayWithTheirNamespaces(t *testing.T) {
 	}
 }
 
-// validations of the policy of this name, as one text.
+// validations returns the validations of the policy of this name, as one text.
 func validations(t *testing.T, values Values, policy string) string {
 	t.Helper()
 	objects := render(t, values)
@@ -130,9 +131,10 @@ func remoteFabric(changes Values) Values {
 	return Values{"remoteAccess": access}
 }
 
-// Every field of the baseline of the Pod Security Standards, as of Kubernetes 1.36, unless the cluster allows more.
+// All fields of the baseline of the Pod Security Standards are limited, as of Kubernetes 1.36,
+// unless the cluster allows more.
 func TestPodsThereAreHeldToTheBaseline(t *testing.T) {
-	// What the fabric never sends stays refused.
+	// Fields that the fabric never sets are always refused.
 	always := []string{"hostNetwork", "hostPID", "hostIPC", "hostPath", "flexVolume", "gitRepo", "automountServiceAccountToken", "nodeName", "'system-'"}
 	baseline := []string{
 		"?privileged", "windowsOptions.?hostProcess", "capabilities.?add", "procMount", "'Unconfined'", "sysctls",
@@ -163,7 +165,8 @@ func TestPodsThereAreHeldToTheBaseline(t *testing.T) {
 	}
 }
 
-// The API server's own table of the standard is a second fence, also for whoever has rights of his own there.
+// The Pod Security label enforces the standard a second time, also for others with rights in the
+// namespace.
 func TestNamespacesThereHaveAPodSecurityLabel(t *testing.T) {
 	for level, text := range map[string]string{
 		"":           validations(t, remoteFabric(nil), "liqo-csi-remote.liqo-csi"),
@@ -182,7 +185,8 @@ func TestNamespacesThereHaveAPodSecurityLabel(t *testing.T) {
 	}
 }
 
-// What pods name of the cluster, but priorities, is the choice of the home cluster, unless the values here say otherwise.
+// The home cluster chooses the cluster-scoped objects that its pods refer to, except priority
+// classes, unless values limit them.
 func TestWhatPodsThereNameCanBeLimited(t *testing.T) {
 	for value, judged := range map[string]string{
 		"priorityClasses": "priorityClassName.orValue('') in ['a']", "runtimeClasses": "runtimeClassName.orValue('') in ['a']",
@@ -205,7 +209,8 @@ func TestWhatPodsThereNameCanBeLimited(t *testing.T) {
 	}
 }
 
-// Whoever may create pods in a namespace can use all that it has: movers have a shape.
+// An identity that may create pods in a namespace can use everything in it, so the fields of movers
+// are limited.
 func TestMoversThereAreFenced(t *testing.T) {
 	const movers = "liqo-csi-remote.liqo-csi-movers"
 	for _, level := range []string{"namespaced", "minimal"} {
@@ -216,7 +221,7 @@ func TestMoversThereAreFenced(t *testing.T) {
 			}
 		}
 		access["move"] = true
-		// What is for pods of the fabric does not loosen this.
+		// Values for pods of the fabric do not loosen this.
 		access["podSecurity"] = "privileged"
 		for name, one := range map[string]struct {
 			values Values
@@ -239,7 +244,8 @@ func TestMoversThereAreFenced(t *testing.T) {
 			}
 			objects := render(t, values)
 			isBound(t, objects, "liqo-csi-remote.liqo-csi-mover-secrets")
-			// Other subjects, such as another tool's, may have pods of their own there, by rights that are not from here.
+			// Other subjects, such as another tool's, may have pods there with rights that this
+			// chart does not grant.
 			if to := named[*rbacv1.RoleBinding](t, objects, "liqo-csi-remote.liqo-csi-movers").Subjects; len(to) != 1 || to[0].Name != "liqo-csi-remote" {
 				t.Errorf("pods may be made by %v", to)
 			}
@@ -256,7 +262,8 @@ func TestMoversThereAreFenced(t *testing.T) {
 	}
 }
 
-// Of the fabric, the ports for metrics and those for streams can be reached, each from where its value says.
+// The ports of the fabric for metrics and for streams are reachable only from where their values
+// say.
 func TestPortsOfTheFabricAreLimited(t *testing.T) {
 	from := []Values{{"ipBlock": Values{"cidr": "10.0.0.0/24"}}}
 	values := Values{"fabric": Values{"enabled": true, "streams": Values{"port": 9000, "ports": 3, "from": from}}}

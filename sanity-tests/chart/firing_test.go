@@ -13,17 +13,17 @@ import (
 	"storage.liqo.io/sanity-tests/images"
 )
 
-// Series as a unit test of the driver's metrics has them.
+// Series as in a unit test of the driver's metrics.
 const (
 	volumesLost = `liqo_csi_volumes{state="TwinLost",cluster="milan",storage_class="liqo"}`
 	reachable   = `liqo_csi_remote_cluster_reachable{cluster="milan"}`
 	expiry      = `liqo_csi_remote_token_expiry_timestamp_seconds{cluster="milan"}`
 )
 
-// of is a series of volumes in another state.
+// of returns a series of volumes in another state.
 func of(state string) string { return strings.Replace(volumesLost, "TwinLost", state, 1) }
 
-// by is a series as Prometheus scrapes it from a pod.
+// by returns a series as Prometheus scrapes it from a pod.
 func by(pod, series string) string { return strings.TrimSuffix(series, "}") + `,pod="` + pod + `"}` }
 
 type firing struct {
@@ -84,7 +84,8 @@ var firings = []firing{
 	{"does not expire", "LiqoCsiRemoteTokenNotRenewed", map[string]string{reachable: "1x60"}, false, "60m", ""},
 }
 
-// Every alert fires when what it is about happens, and not otherwise, with promtool of Debian's Prometheus.
+// Every alert fires in the case that it is for, and not otherwise, according to promtool of
+// Debian's Prometheus.
 func TestEveryAlertFiresWhenItShould(t *testing.T) {
 	promtool := promtool(t)
 	rule, _ := alerts(t, nil, prometheusOperator)
@@ -151,7 +152,7 @@ func (f firing) interval() string {
 	return "1m"
 }
 
-// promtoolTest is the case as promtool reads it.
+// promtoolTest returns the case in promtool's format.
 func (f firing) promtoolTest(rule prometheusRule) any {
 	var input []any
 	labels := map[string]string{}
@@ -187,7 +188,7 @@ func (f firing) promtoolTest(rule prometheusRule) any {
 	}
 }
 
-// promtool is that of the Debian package of Prometheus.
+// promtool returns the path of promtool in Debian's package of Prometheus.
 func promtool(t *testing.T) string {
 	t.Helper()
 	if _, err := exec.LookPath("apt-get"); err != nil {

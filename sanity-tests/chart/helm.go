@@ -1,6 +1,5 @@
-// Package chart knows the Helm chart in deploy/: it runs real Helm, built from
-// its module, to render, install and remove it. Which images and values a
-// cluster of the lab gets is the business of package driver.
+// Package chart runs Helm, built from its module, to render, install and remove the chart in
+// deploy/. Package driver has the images and values for the clusters of the lab.
 package chart
 
 import (
@@ -20,14 +19,14 @@ import (
 // Values are settings as in a values file of Helm.
 type Values map[string]any
 
-// Helm is the program and, when it is to talk to a cluster, its kubeconfig.
+// Helm is the program and, for commands that need a cluster, its kubeconfig.
 type Helm struct {
 	program    string
 	chart      string
 	Kubeconfig string
 }
 
-// New finds Helm in the cache or builds it.
+// New returns Helm from the cache, or builds it.
 func New(ctx context.Context) (*Helm, error) {
 	root, err := components.ModuleRoot(ctx)
 	if err != nil {
@@ -45,7 +44,7 @@ func NewFor(ctx context.Context, chart string) (*Helm, error) {
 	return &Helm{program: program, chart: chart}, nil
 }
 
-// Render is `helm template`: the manifests, hooks of `helm test` among them, without asking any cluster.
+// Render is `helm template`: the manifests with the hooks of `helm test`, without a cluster.
 func (h *Helm) Render(ctx context.Context, release, namespace string, values Values) ([]byte, error) {
 	return h.run(ctx, values, "template", release, h.chart, "--namespace", namespace)
 }
@@ -55,7 +54,8 @@ func (h *Helm) RenderFor(ctx context.Context, release, namespace, apiVersions st
 	return h.run(ctx, values, "template", release, h.chart, "--namespace", namespace, "--api-versions", apiVersions)
 }
 
-// RenderAt is Render as for an installation in the cluster of the kubeconfig, which is asked what it has.
+// RenderAt is Render as for an installation in the cluster of the kubeconfig, whose API versions
+// and objects templates read.
 func (h *Helm) RenderAt(ctx context.Context, release, namespace string, values Values) ([]byte, error) {
 	return h.run(ctx, values, "template", release, h.chart, "--namespace", namespace, "--dry-run=server",
 		"--disable-openapi-validation")
@@ -64,14 +64,15 @@ func (h *Helm) RenderAt(ctx context.Context, release, namespace string, values V
 // oldestKubernetes is the oldest version that README.md names.
 const oldestKubernetes = "1.30.0"
 
-// RenderWithCRDs is Render preceded by the definitions that Helm would install, and without the hooks of
-// `helm test`: kubectl apply would run them. It has no field that the oldest Kubernetes refuses.
+// RenderWithCRDs is Render preceded by the definitions that Helm would install, and without the
+// hooks of `helm test`, which kubectl apply would run. It has no field that the oldest Kubernetes
+// refuses.
 func (h *Helm) RenderWithCRDs(ctx context.Context, release, namespace string, values Values) ([]byte, error) {
 	return h.run(ctx, values, "template", release, h.chart, "--namespace", namespace, "--include-crds", "--skip-tests",
 		"--kube-version", oldestKubernetes)
 }
 
-// Notes is what Helm says after an installation, without asking any cluster.
+// Notes returns what Helm prints after an installation, without a cluster.
 func (h *Helm) Notes(ctx context.Context, release, namespace string, values Values) (string, error) {
 	out, err := h.run(ctx, values, "install", release, h.chart, "--namespace", namespace,
 		"--dry-run=client", "--skip-crds", "--output", "json")
@@ -97,29 +98,29 @@ func (h *Helm) Package(ctx context.Context, folder string) error {
 	return err
 }
 
-// Install is `helm upgrade --install`: it installs the release or changes it to
-// the values, and waits until it is ready.
+// Install is `helm upgrade --install`: it installs or upgrades the release with these values, and
+// waits until it is ready.
 func (h *Helm) Install(ctx context.Context, release, namespace string, values Values) error {
 	_, err := h.run(ctx, values, "upgrade", release, h.chart, "--install", "--namespace", namespace,
 		"--create-namespace", "--wait", "--timeout", "5m")
 	return err
 }
 
-// Uninstall is `helm uninstall`; a release that is not there is none too. It does
-// not wait: with --wait, Helm 4 takes an object of which it has not heard yet for
-// gone, and fails when it then hears of it.
+// Uninstall is `helm uninstall`; it is no error if the release does not exist. It does not wait:
+// with --wait, Helm 4 takes an object that it has not observed yet for deleted, and fails when it
+// observes the object later.
 func (h *Helm) Uninstall(ctx context.Context, release, namespace string, flags ...string) error {
 	_, err := h.run(ctx, nil, append([]string{"uninstall", release, "--namespace", namespace, "--ignore-not-found"}, flags...)...)
 	return err
 }
 
-// Test is `helm test`. Its error has what a test of the chart found.
+// Test is `helm test`. Its error has the output of the chart's tests.
 func (h *Helm) Test(ctx context.Context, release, namespace string) error {
 	_, err := h.run(ctx, nil, "test", release, "--namespace", namespace, "--timeout", "2m")
 	return err
 }
 
-// Command is Helm with these arguments, as documentation has them.
+// Command runs Helm with these arguments, as in documentation.
 func (h *Helm) Command(ctx context.Context, args ...string) error {
 	_, err := h.run(ctx, nil, args...)
 	return err
@@ -150,7 +151,7 @@ func (h *Helm) run(ctx context.Context, values Values, args ...string) ([]byte, 
 	return out.Bytes(), nil
 }
 
-// findings are what lint and test report on standard output.
+// findings returns what lint and test report on standard output.
 func findings(command string, out bytes.Buffer) string {
 	if command != "lint" && command != "test" {
 		return ""

@@ -11,8 +11,8 @@ import (
 
 const testHook = "helm.sh/hook"
 
-// `helm test` runs the program that is in the image of the driver, with an account that may read what the
-// test is about, and neither claims nor pods of users.
+// `helm test` runs the program in the driver's image, with an account that may read what the test
+// checks, and neither claims nor pods of users.
 func TestHelmTestExaminesTheInstallation(t *testing.T) {
 	objects := render(t, everything)
 	pod := named[*corev1.Pod](t, objects, "liqo-csi-test")
@@ -43,7 +43,7 @@ func TestHelmTestExaminesTheInstallation(t *testing.T) {
 		"create,update,patch,delete deployments.apps", "create,patch,delete storageclasses.storage.k8s.io")
 }
 
-// Nothing of the test is there outside of it: what it needs are hooks too, made before its pod.
+// All objects of the test are hooks, created before its pod: none exists outside of the test.
 func TestHooksOfHelmTestBelongToNothingElse(t *testing.T) {
 	found := 0
 	for _, object := range render(t, everything) {

@@ -23,7 +23,8 @@ var clusterWide = []string{
 	"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding", "CustomResourceDefinition",
 }
 
-// kinds are those of the client's, at their versions without alpha and beta, and definitions.
+// kinds returns the kinds of the client, at their versions without alpha and beta, and
+// CustomResourceDefinitions.
 func kinds() map[string][]metav1.APIResource {
 	found := map[string][]metav1.APIResource{}
 	add := func(of schema.GroupVersionKind) {
@@ -42,7 +43,7 @@ func kinds() map[string][]metav1.APIResource {
 	return found
 }
 
-// cluster answers Helm like a cluster with these objects, by their paths. It only reads.
+// cluster is an API server for Helm with these objects, by their paths. It is read-only.
 func cluster(t *testing.T, objects map[string]any) *Helm {
 	t.Helper()
 	objects["/version"] = map[string]string{"major": "1", "minor": "36", "gitVersion": "v1.36.3"}
@@ -103,7 +104,7 @@ func ofHelm(release string) map[string]string {
 	return map[string]string{"meta.helm.sh/release-name": release, "meta.helm.sh/release-namespace": Namespace}
 }
 
-// With the definition that somebody else brought, all objects would be changed or lost.
+// If the definition of another tool were replaced, all objects would be changed or lost.
 func TestKindOfOffloadingIsDefinedUnlessSomebodyElseDefinesIt(t *testing.T) {
 	for name, one := range map[string]struct {
 		there   any
@@ -128,7 +129,7 @@ func TestKindOfOffloadingIsDefinedUnlessSomebodyElseDefinesIt(t *testing.T) {
 			if defines(text) != one.defined {
 				t.Errorf("that it is defined is %t", defines(text))
 			}
-			// The mark for the next upgrade says the same.
+			// The annotation for the next upgrade says the same.
 			if marked := strings.Contains(string(text), "storage.liqo.io/defines-offloading"); marked != one.defined {
 				t.Errorf("that the Deployment says so is %t", marked)
 			}
@@ -136,7 +137,7 @@ func TestKindOfOffloadingIsDefinedUnlessSomebodyElseDefinesIt(t *testing.T) {
 	}
 }
 
-// Not even where that is asked for: Helm takes over nothing.
+// Not even if a value requests it: Helm adopts no objects of others.
 func TestKindOfOffloadingThatIsLiqosIsNotOverwritten(t *testing.T) {
 	of := cluster(t, map[string]any{definitionPath: definition(nil)})
 	_, err := of.RenderAt(t.Context(), Release, Namespace, offloading(Values{"definition": true}))
@@ -149,7 +150,7 @@ func defines(text []byte) bool {
 	return strings.Contains(string(text), "kind: CustomResourceDefinition\nmetadata:\n  name: "+definitionName+"\n  annotations:\n    helm.sh/resource-policy: keep\n")
 }
 
-// What renders without a cluster, such as Argo CD, is told by a value.
+// Tools that render without a cluster, such as Argo CD, need a value.
 func TestKindOfOffloadingIsDefinedWithoutAClusterToAsk(t *testing.T) {
 	for name, one := range map[string]struct {
 		values  Values
@@ -170,7 +171,7 @@ func TestKindOfOffloadingIsDefinedWithoutAClusterToAsk(t *testing.T) {
 	}
 }
 
-// Helm looks at the object that is there, and deletes it unless that says otherwise.
+// Helm reads the existing object, and deletes it unless an annotation of that object prevents it.
 func TestDefinitionThatTookThePlaceOfOursIsNotTakenAway(t *testing.T) {
 	annotations := ofHelm(Release)
 	annotations["storage.liqo.io/defines-offloading"] = "true"

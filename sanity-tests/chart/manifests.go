@@ -10,7 +10,7 @@ import (
 const (
 	Release   = "liqo-csi"
 	Namespace = "liqo-csi"
-	// StorageNamespace is where the twins live; Helm creates it, and never deletes it.
+	// StorageNamespace is the namespace of the twins. Helm creates it, and never deletes it.
 	StorageNamespace = "liqo-storage"
 )
 
@@ -22,8 +22,8 @@ const manifestsHeader = `# liqo-csi with the chart's default values, for those w
 #   kubectl apply -f liqo-csi.yaml
 `
 
-// Manifests renders what deploy/manifests holds. Helm's own labels are left out:
-// nobody manages these objects with Helm.
+// Manifests renders deploy/manifests, without Helm's labels, because Helm does not manage these
+// objects.
 func (h *Helm) Manifests(ctx context.Context) ([]byte, error) {
 	rendered, err := h.RenderWithCRDs(ctx, Release, Namespace, nil)
 	if err != nil {
@@ -45,7 +45,7 @@ func namesTheChart(line []byte) bool {
 	return bytes.HasPrefix(bytes.TrimSpace(line), []byte("helm.sh/chart:"))
 }
 
-// Levels are the rights that a remote cluster can give.
+// Levels are the levels of rights in a remote cluster.
 var Levels = []string{"fabric", "full", "namespaced", "minimal"}
 
 // Placeholders that `liqo-csi connect` replaces (crates/model/src/access/manifests.rs).
@@ -61,7 +61,7 @@ const remoteHeader = `# What liqo-csi connect creates in a remote cluster, with 
 # Rendered from deploy/chart/liqo-csi by "make chart-manifests"; do not edit.
 `
 
-// RemoteValues are the values with which the chart renders what liqo-csi connect creates.
+// RemoteValues returns the values with which the chart renders what liqo-csi connect creates.
 func RemoteValues(level, home string, namespaces ...string) Values {
 	access := Values{"only": true, "level": level, "token": "session", "homeClusterID": home}
 	if len(namespaces) > 0 {
@@ -70,7 +70,7 @@ func RemoteValues(level, home string, namespaces ...string) Values {
 	return Values{"remoteAccess": access}
 }
 
-// RemoteManifests renders what the program embeds for a level.
+// RemoteManifests renders the manifests of a level that the program embeds.
 func (h *Helm) RemoteManifests(ctx context.Context, level string) ([]byte, error) {
 	var listed []string
 	if level == "namespaced" || level == "minimal" {
@@ -83,7 +83,7 @@ func (h *Helm) RemoteManifests(ctx context.Context, level string) ([]byte, error
 	return append([]byte(remoteHeader), AsConnectMakesIt(rendered)...), nil
 }
 
-// AsConnectMakesIt has the marks of liqo-csi connect in place of Helm's.
+// AsConnectMakesIt replaces Helm's marks with those of liqo-csi connect.
 func AsConnectMakesIt(rendered []byte) []byte {
 	var out bytes.Buffer
 	for line := range bytes.Lines(rendered) {
@@ -94,12 +94,12 @@ func AsConnectMakesIt(rendered []byte) []byte {
 	return out.Bytes()
 }
 
-// RemoteManifestsFile is where they are kept.
+// RemoteManifestsFile returns the file of the manifests of a level.
 func (h *Helm) RemoteManifestsFile(level string) string {
 	return filepath.Join(h.chart, "..", "..", "..", "crates", "model", "manifests", "remote-"+level+".yaml")
 }
 
-// ManifestsFile is where they are kept.
+// ManifestsFile returns the file of the manifests.
 func (h *Helm) ManifestsFile() string {
 	return filepath.Join(h.chart, "..", "..", "manifests", "liqo-csi.yaml")
 }

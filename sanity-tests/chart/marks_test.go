@@ -8,7 +8,7 @@ import (
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 )
 
-// Whatever writes a pod's metadata or status is judged, and pods that do not bear the marks are not.
+// Every write of a pod's metadata or status is validated, except for pods without the marks.
 func TestMarksOfPodsAreTheFabrics(t *testing.T) {
 	const name = "fabric-marks-of-pods.storage.liqo.io"
 	objects := render(t, Values{"fabric": Values{"enabled": true}})

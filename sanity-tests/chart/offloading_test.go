@@ -21,7 +21,7 @@ func offloading(settings Values) Values {
 	return Values{"fabric": settings}
 }
 
-// A validation of what nobody writes would refuse every pod.
+// Where no policy can change pods, one that only validates them would refuse every pod.
 func TestPodsAreChangedWhereKubernetesCan(t *testing.T) {
 	for name, one := range map[string]struct {
 		values      Values
@@ -50,7 +50,7 @@ func TestPodsAreChangedWhereKubernetesCan(t *testing.T) {
 	}
 }
 
-// Its template is what Kubernetes counts nodes by.
+// Kubernetes counts the nodes of a DaemonSet by its template.
 func TestDaemonSetsAreKeptOffVirtualNodesIfThatIsAskedFor(t *testing.T) {
 	const name = "daemonsets.storage.liqo.io"
 	asked := offloading(Values{"policies": true, "keepDaemonSetsOff": true})
@@ -85,14 +85,14 @@ func TestPoliciesOfPodsFailAsTheyShould(t *testing.T) {
 			t.Errorf("%s is not bound", name)
 		}
 	}
-	// Before the fabric gives a pod up it checks that the next one avoids the cluster.
+	// Before the fabric gives up a pod, it checks that the next one avoids the cluster.
 	rights{"liqo-csi-fabric", objects}.check(t, true, "get mutatingadmissionpolicybindings.admissionregistration.k8s.io/avoided-clusters.storage.liqo.io",
 		"patch namespaceoffloadings.offloading.liqo.io:status")
 	avoids := named[*admissionv1.MutatingAdmissionPolicyBinding](t, objects, "avoided-clusters.storage.liqo.io").Spec.ParamRef
 	if avoids.Name != "offloading" || *avoids.ParameterNotFoundAction != admissionv1.AllowAction {
 		t.Errorf("what clusters are avoided is read from %v", avoids)
 	}
-	// The controller opens gates, and a policy holds it to that.
+	// The controller removes scheduling gates, and a policy restricts it to that.
 	for what, values := range map[string]Values{"with gates": offloading(Values{"policies": true}), "without": offloading(Values{"policies": false})} {
 		var verbs []string
 		objects := render(t, values)
@@ -108,7 +108,7 @@ func TestPoliciesOfPodsFailAsTheyShould(t *testing.T) {
 			isBound(t, objects, "controller-pods.storage.liqo.io")
 		}
 	}
-	// Pods of namespaces that are not offloaded are no business of these.
+	// These policies do not apply to pods of namespaces that are not offloaded.
 	for name, missing := range map[string]admissionv1.ParameterNotFoundActionType{
 		"offloaded-pods.storage.liqo.io":                              admissionv1.AllowAction,
 		"namespace-waits-for-its-namespaceoffloading.storage.liqo.io": admissionv1.DenyAction,
@@ -141,7 +141,7 @@ func TestPoliciesOfPodsFailAsTheyShould(t *testing.T) {
 	}
 }
 
-// Controllers read no warnings: the templates are judged, and of pods those that somebody writes.
+// Controllers ignore warnings, so the policy checks their templates and the pods that users create.
 func TestRequiredPodAffinityIsWarnedOf(t *testing.T) {
 	const name = "pod-affinity.storage.liqo.io"
 	objects := render(t, offloading(Values{"policies": true}))
@@ -163,7 +163,7 @@ func TestRequiredPodAffinityIsWarnedOf(t *testing.T) {
 	}
 }
 
-// What a remote cluster refuses to every pod of this one would wait there for ever, and with it its volumes.
+// A pod that every remote cluster refuses would wait there forever, and so would its volumes.
 func TestPodsThatRemoteClustersRefuseAreNotSent(t *testing.T) {
 	fence := named[*admissionv1.ValidatingAdmissionPolicy](t, render(t, remote("fabric")), "liqo-csi-remote.liqo-csi-pods")
 	objects := render(t, offloading(Values{"policies": true}))
@@ -188,7 +188,8 @@ func TestPodsThatRemoteClustersRefuseAreNotSent(t *testing.T) {
 		for _, about := range []string{"only in the namespaces", "hostNetwork", "hostPath", "service account", "nodeName", "priority"} {
 			others = slices.DeleteFunc(others, func(message string) bool { return strings.Contains(message, about) })
 		}
-		// The pods there have another service account, no node and another priority; what is of its machine stays here anyway.
+		// Remote pods have another service account, no node and another priority. Pods that use
+		// namespaces of their node stay at home anyway.
 		if len(others) > 0 || !strings.Contains(expressions["sent"], "variables.whyRefused == ''") {
 			t.Errorf("%s: pods are sent that are refused there: %s", kind, others)
 		}
@@ -210,7 +211,7 @@ func TestRuntimeClassOfLiqo(t *testing.T) {
 	}
 }
 
-// Whoever may patch namespaces may take their Pod Security off.
+// An identity that may patch namespaces could remove their Pod Security label.
 func TestFabricMayOnlyLabelNamespaces(t *testing.T) {
 	objects := render(t, offloading(Values{"policies": false}))
 	fabric := rights{"liqo-csi-fabric", objects}
@@ -227,7 +228,7 @@ func TestMoversMayBeDialledFromOutside(t *testing.T) {
 	}
 }
 
-// Reserved words of CEL are no names of variables: the API server refuses the policy.
+// Reserved words of CEL cannot be names of variables: the API server refuses the policy.
 func TestVariablesAreNoWordsOfCEL(t *testing.T) {
 	reserved := strings.Fields("as break const continue else false for function if import in let loop namespace null package return true var void while")
 	for _, values := range []Values{offloading(Values{"policies": true}), remote("fabric")} {

@@ -25,7 +25,7 @@ const (
 	snapshots  = "volumesnapshots.snapshot.storage.k8s.io"
 )
 
-// request is that of components/policies.
+// request is Request of components/policies.
 type request struct {
 	User, Operation, Resource string
 	Groups                    []string
@@ -34,7 +34,8 @@ type request struct {
 	Rights                    []string
 }
 
-// refusals are the messages of the policies that refuse each request, judged with the code of the API server.
+// refusals returns the messages of the policies that refuse each request, evaluated with the code
+// of the API server.
 func refusals(t *testing.T, values Values, requests []request) []string {
 	t.Helper()
 	var policies []*admissionv1.ValidatingAdmissionPolicy
@@ -68,13 +69,13 @@ func refusals(t *testing.T, values Values, requests []request) []string {
 	return answers
 }
 
-// write is a merge patch. refused is a part of the message that refuses it; others is for what the identity does not
-// write itself.
+// write is a merge patch. refused is a part of the message that refuses it; others means that
+// another identity writes it.
 type write struct{ what, patch, refused string }
 
 const others = "by others"
 
-// history is what happens to one object, one write after another. A refused one leaves it as it is.
+// history is a sequence of writes of one object. A refused write does not change it.
 type history struct {
 	resource, object string
 	rights           []string
@@ -111,7 +112,7 @@ func checkHistories(t *testing.T, values Values, histories map[string]history) {
 	}
 }
 
-// volume is a PersistentVolume with this reclaim policy, of the claim shop/data.
+// volume returns a PersistentVolume with this reclaim policy and the claim shop/data.
 func volume(policy string) string {
 	return `{"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "pv", "labels": {"a": "b"}, "finalizers": ["kubernetes.io/pv-protection"]},
 		"spec": {"capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"], "persistentVolumeReclaimPolicy": "` + policy + `",
@@ -119,8 +120,9 @@ func volume(policy string) string {
 		"status": {"phase": "Bound"}}`
 }
 
-// What the driver writes on the volumes of its twins (crates/twin: reclaim, holder, delete; crates/moves: gate; crates/
-// controllers: recovery) is allowed, and with the same rights nobody else's data is deleted.
+// The driver may write the volumes of its twins (crates/twin: reclaim, holder, delete;
+// crates/moves: gate; crates/controllers: recovery), and with the same rights no data of others is
+// deleted.
 func TestWritesOnVolumesThereAreThoseOfTheDriver(t *testing.T) {
 	gate := func(gated string) string {
 		return `"storage.liqo.io/gate": "{\"version\":1,\"move\":\"m\",\"gate\":1` + gated + `}"`
@@ -198,7 +200,7 @@ func TestWritesOnVolumesThereAreThoseOfTheDriver(t *testing.T) {
 	})
 }
 
-// The same of the data of snapshots.
+// The same for the data of snapshots.
 func TestWritesOnSnapshotContentsThereAreThoseOfTheDriver(t *testing.T) {
 	content := func(policy, snapshot string) string {
 		return `{"metadata": {"name": "c"}, "spec": {"deletionPolicy": "` + policy + `", "driver": "d", "source": {"volumeHandle": "h"},
@@ -254,7 +256,7 @@ func TestClaimsThereOfOthersStay(t *testing.T) {
 				requests = append(requests,
 					request{User: remoteUser, Operation: "UPDATE", Resource: resource, OldObject: one.object, Object: marked},
 					request{User: remoteUser, Operation: "DELETE", Resource: resource, OldObject: one.object},
-					// Liqo's identity writes claims of its own.
+					// Liqo's identity writes its own claims.
 					request{User: "liqo", Groups: []string{"liqo"}, Operation: "DELETE", Resource: resource, OldObject: one.object})
 				may = append(may, one.may, one.may, true)
 			}
@@ -276,7 +278,8 @@ func labelsOf(pairs []string) map[string]string {
 	return labels
 }
 
-// Annotations of namespaces give as much as labels do: a project of Rancher, ids of users on OpenShift.
+// Annotations of namespaces grant as much as labels: a project of Rancher, ids of users on
+// OpenShift.
 func TestNamespacesThereHaveNoOtherMarks(t *testing.T) {
 	labels := map[string]string{
 		"fabric.storage.liqo.io/home": homeID, "fabric.storage.liqo.io/home-namespace": "shop", "app.kubernetes.io/managed-by": "storage.liqo.io",

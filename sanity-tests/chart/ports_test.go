@@ -8,7 +8,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 )
 
-// The ports that virtual nodes have are those of the container.
+// The ports of virtual nodes are ports of the container.
 func TestEachVirtualNodeHasAPort(t *testing.T) {
 	settings := Values{"enabled": true, "streams": Values{"port": 9000, "ports": 3}}
 	deployment := named[*appsv1.Deployment](t, render(t, Values{"fabric": settings}), "liqo-csi-fabric")

@@ -18,7 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// remote is the side of the remote cluster, with all that the home side could render.
+// remote returns values of the remote cluster, with everything that the home cluster could render.
 func remote(level string, namespaces ...string) Values {
 	access := Values{"only": true, "level": level, "homeClusterID": homeID, "subjects": []Values{{"kind": "Group", "name": "home"}}}
 	if namespaces != nil {
@@ -107,7 +107,8 @@ func TestNotesAreThoseOfTheSide(t *testing.T) {
 			[]string{"Uninstalling", "default: CLASS"}},
 		"remote of a fabric": {remote("fabric"), []string{"  fabric: {}\n", "(fabric.enabled) creates its virtual node", "\nkubectl label namespaces -l fabric.storage.liqo.io/home=rome pod-security.kubernetes.io/enforce=baseline\n"}, []string{"nodeSelector", "the selector"}},
 		"minimal":            {remote("minimal", "a", "b"), []string{secret, "in a, b.", "storageClasses: {default: CLASS}"}, []string{"Uninstalling"}},
-		// Without a RemoteCluster, connect needs to be told of its virtual nodes, and with minimal rights of a class.
+		// Without a RemoteCluster, connect must be given its virtual nodes and, with minimal
+		// rights, a class.
 		"session":             {session("full"), []string{"--token-only --node-selector KEY=VALUE\n"}, []string{secret, "--fabric"}},
 		"session of a fabric": {session("fabric"), []string{"--remote-namespace liqo-csi --token-only --fabric\n", "\nkubectl label namespaces -l fabric.storage.liqo.io/home=rome "}, []string{secret, "--node-selector"}},
 		"minimal session":     {session("minimal", "a"), []string{"--token-only --node-selector KEY=VALUE --storage-class CLASS\n"}, []string{secret}},
@@ -131,7 +132,7 @@ func TestNotesAreThoseOfTheSide(t *testing.T) {
 	}
 }
 
-// names are those of all objects, "Kind namespace/name", sorted.
+// names returns the names of all objects, "Kind namespace/name", sorted.
 func names(t *testing.T, values Values) []string {
 	t.Helper()
 	var names []string
@@ -143,8 +144,8 @@ func names(t *testing.T, values Values) []string {
 	return names
 }
 
-// The chart and liqo-csi connect render the same: the program embeds what the chart renders, with placeholders
-// where the chart puts its values.
+// The chart and liqo-csi connect render the same: the program embeds the output of the chart, with
+// placeholders for values.
 func TestConnectMakesWhatTheChartRenders(t *testing.T) {
 	h := helm(t)
 	for _, level := range Levels {
@@ -177,7 +178,8 @@ func TestConnectMakesWhatTheChartRenders(t *testing.T) {
 	}
 }
 
-// The identity may renew its token, with a Secret that ends it, and for no longer than the policy allows.
+// The identity may renew its token only with a Secret whose deletion revokes it, and for no longer
+// than the policy allows.
 func TestSessionHasNoTokenThatLasts(t *testing.T) {
 	for _, level := range Levels {
 		var listed []string

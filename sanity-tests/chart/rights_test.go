@@ -13,15 +13,15 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// rights are what an account is given by the roles and bindings among objects.
+// rights are the rights that the roles and bindings among objects grant to an account.
 type rights struct {
 	account string
 	objects []runtime.Object
 }
 
-// check asks as `kubectl auth can-i` is asked: "patch nodes", "list secrets -n here",
-// "get configmaps/name -n here", "create csinodes.storage.k8s.io"; subresources are
-// written "remoteclusters.storage.liqo.io:status". Several verbs are split by commas.
+// check checks rights in the notation of `kubectl auth can-i`: "patch nodes", "list secrets -n
+// here", "get configmaps/name -n here", "create csinodes.storage.k8s.io"; subresources are written
+// "remoteclusters.storage.liqo.io:status". Several verbs are separated by commas.
 func (r rights) check(t *testing.T, may bool, questions ...string) {
 	t.Helper()
 	for _, question := range questions {
@@ -134,7 +134,7 @@ func TestControllerMayServeRemoteClusters(t *testing.T) {
 		"create,update,delete volumemoves.storage.liqo.io -n anywhere",
 		"get,create pods:portforward -n anywhere",
 		"create,delete pods -n "+StorageNamespace,
-		// One account for all containers: csi-provisioner has to keep a user's snapshot.
+		// All containers share one account: csi-provisioner has to protect a user's snapshot.
 		"create,patch,delete volumesnapshots.snapshot.storage.k8s.io -n anywhere",
 		"create,delete volumesnapshotcontents.snapshot.storage.k8s.io",
 		"get,list,watch secrets",
@@ -154,7 +154,7 @@ func TestControllerMayServeRemoteClusters(t *testing.T) {
 	)
 }
 
-// Who forwards ports between the pods of a move can do nothing else.
+// An identity that may forward ports between the pods of a move has no other rights.
 func TestRelaysMayForwardPortsOnly(t *testing.T) {
 	relay := rights{"liqo-csi-relay", render(t, everything)}
 	relay.check(t, true, "get,create pods:portforward -n "+Namespace)
@@ -204,7 +204,7 @@ func TestMovesInRemoteClustersAreOfNamedNamespaces(t *testing.T) {
 	}
 }
 
-// Each sidecar has a role of its own, though all of them have one account.
+// Each sidecar has its own role, though all of them share one account.
 func TestSidecarsMayReadAttributesClasses(t *testing.T) {
 	roles := map[string]*rbacv1.ClusterRole{}
 	for _, object := range render(t, nil) {
@@ -232,7 +232,7 @@ func TestRemoteRightsAreThoseOfTheLevel(t *testing.T) {
 	twins := []string{"get,list,watch,create,patch,delete persistentvolumeclaims -n apps", "list events -n apps"}
 	snapshots := []string{"get,list,watch,create,delete volumesnapshots.snapshot.storage.k8s.io -n apps"}
 	elsewhere := []string{"list,watch,create,delete persistentvolumeclaims -n other", "list events -n other"}
-	// What is left of a Role that goes before the twins of its namespace do.
+	// The rights that are left if a Role is deleted before the twins of its namespace.
 	lettingGo := []string{"get,patch persistentvolumeclaims -n other"}
 	cluster := []string{
 		"get,list,patch persistentvolumes", "get,list,watch nodes",
@@ -277,8 +277,8 @@ func TestFabricMayReadClaims(t *testing.T) {
 	account.check(t, false, "create,patch,delete persistentvolumeclaims -n anywhere")
 }
 
-// roleRows are rows of a table with what the roles of an identity in a remote cluster say, as those of
-// docs/remote/security.md.
+// roleRows returns the rows of a table with the rules of the roles of an identity in a remote
+// cluster, as in docs/remote/security.md.
 func roleRows(t *testing.T, values Values) map[string]bool {
 	t.Helper()
 	rows := map[string]bool{}
@@ -314,8 +314,8 @@ func roleRows(t *testing.T, values Values) map[string]bool {
 	return rows
 }
 
-// What each value of remoteAccess that is true or false adds to the roles, or takes away, is in the documentation; a test of
-// the program compares the table of the levels.
+// The documentation has what each boolean value of remoteAccess adds to the roles, or removes; a
+// test of the program compares the table of the levels.
 func TestDocumentationHasTheRightsOfEachValue(t *testing.T) {
 	text, err := os.ReadFile("../../deploy/chart/liqo-csi/values.yaml")
 	if err != nil {

@@ -9,7 +9,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// byName are the documents of rendered text, as values of "kind namespace/name", without those of `helm test`.
+// byName returns the documents of rendered text by "kind namespace/name", without those of `helm
+// test`.
 func byName(t *testing.T, text []byte) map[string]map[string]any {
 	t.Helper()
 	found := map[string]map[string]any{}
@@ -35,7 +36,8 @@ func byName(t *testing.T, text []byte) map[string]map[string]any {
 	return found
 }
 
-// What docs/gitops.md has helm template render is what helm install creates in a cluster that has everything.
+// helm template, as in docs/gitops.md, renders what helm install creates in a cluster with all API
+// versions.
 func TestTemplateIsAllThatHelmInstalls(t *testing.T) {
 	page, err := os.ReadFile("../../docs/gitops.md")
 	if err != nil {
@@ -82,7 +84,7 @@ func TestTemplateIsAllThatHelmInstalls(t *testing.T) {
 		if want[name] == nil {
 			t.Errorf("helm install does not create %s", name)
 		}
-		// Those that the page creates, and those of Kubernetes.
+		// Namespaces that the page or Kubernetes creates.
 		namespace := strings.Fields(name)[1]
 		namespace = namespace[:strings.IndexByte(namespace, '/')]
 		there := slices.Contains([]string{"", "kube-system", "kube-node-lease"}, namespace) ||
@@ -90,7 +92,7 @@ func TestTemplateIsAllThatHelmInstalls(t *testing.T) {
 		if !there {
 			t.Errorf("%s: nobody creates its namespace", name)
 		}
-		// kubectl apply keeps the whole object in an annotation.
+		// kubectl apply stores the whole object in an annotation.
 		if text, _ := yaml.Marshal(object); len(text) > 200_000 {
 			t.Errorf("%s has %d bytes, too many for an annotation", name, len(text))
 		}

@@ -8,14 +8,14 @@ import (
 // Difference is a spec that passed in the first of two runs and not in the second.
 type Difference struct {
 	Name string
-	// Reason is why that was to be expected; empty if it was not.
+	// Reason is why the difference was expected; empty if it was not.
 	Reason string
-	// Trouble is what came of it in the second run.
+	// Trouble is the failure in the second run.
 	Trouble string
 }
 
-// Compare names what passed in the first run and not in the second one, with the reasons of
-// those differences that are expected, and says which of the expected ones there are not.
+// Compare returns the specs that passed in the first run and not in the second one, with the
+// reasons for those that are expected, and the expected differences that did not occur.
 func Compare(first, second Report, expected map[string]string) (differences []Difference, missing map[string]string) {
 	before, after := first.byName(), second.byName()
 	missing = map[string]string{}
@@ -40,7 +40,8 @@ func Compare(first, second Report, expected map[string]string) (differences []Di
 	return differences, missing
 }
 
-// byName has the specs that ran; of several with one name one that failed, if any did.
+// byName returns the specs that ran by name; of several with one name, a failed one if there is
+// any.
 func (r Report) byName() map[string]Spec {
 	named := map[string]Spec{}
 	for _, spec := range r.Specs {

@@ -1,11 +1,10 @@
 // Package external runs Kubernetes' own end-to-end tests against clusters of the lab: the
-// External.Storage tests, which any CSI driver can be put through, against a class, and those
-// of the conformance of nodes. What a class is said to be capable of, and so which specs of
-// External.Storage apply, is in drivers/*.yaml.
+// External.Storage tests of CSI drivers, for a class, and the node conformance tests.
+// drivers/*.yaml has the capabilities of a class, which select the specs of External.Storage.
 //
-// It prepares the images that the tests run (images.go), runs e2e.test under ginkgo
-// (run.go), reads what came of it (report.go), compares two runs (compare.go) and removes what
-// an interrupted run left behind (sweep.go). The programs come from package components.
+// It prepares the images of the tests (images.go), runs e2e.test under ginkgo (run.go), reads the
+// report (report.go), compares two runs (compare.go) and removes what an interrupted run has left
+// (sweep.go). Package components builds the programs.
 package external
 
 import (
@@ -24,7 +23,7 @@ import (
 //go:embed drivers
 var drivers embed.FS
 
-// Suite is the programs of the tests and a cluster that has their images.
+// Suite has the programs of the tests, and a cluster with their images.
 type Suite struct {
 	cluster  *clusters.Cluster
 	programs components.Binaries
@@ -32,8 +31,8 @@ type Suite struct {
 	dir      string
 }
 
-// Prepare builds the programs unless they are in the cache, and puts the images that
-// the tests run into the nodes of the cluster. What is written goes into dir.
+// Prepare builds the programs unless they are in the cache, and imports the images of the tests
+// into the nodes of the cluster. It writes files to dir.
 func Prepare(ctx context.Context, lab *clusters.Lab, cluster *clusters.Cluster, dir string, progress io.Writer) (*Suite, error) {
 	programs, err := components.BuildE2E(ctx, progress)
 	if err != nil {
@@ -50,19 +49,19 @@ func Prepare(ctx context.Context, lab *clusters.Lab, cluster *clusters.Cluster, 
 	return s, cluster.Import(ctx, made...)
 }
 
-// Through is the suite over another cluster, where nobody runs its pods but virtual nodes in
-// whose place the first one is: the images are there.
+// Through returns the suite for another cluster whose pods all run on virtual nodes for the first
+// one, which has the images.
 func (s *Suite) Through(home *clusters.Cluster) *Suite {
 	through := *s
 	through.cluster = home
 	return &through
 }
 
-// Drivers are the names of the test-driver files.
+// Drivers returns the names of the test-driver files.
 func Drivers() []string {
 	entries, err := drivers.ReadDir("drivers")
 	if err != nil {
-		panic(err) // it is part of the program
+		panic(err) // it is embedded in the program
 	}
 	var names []string
 	for _, entry := range entries {
@@ -71,7 +70,7 @@ func Drivers() []string {
 	return names
 }
 
-// writeDriver puts a test-driver file where e2e.test can read it.
+// writeDriver writes a test-driver file for e2e.test.
 func (s *Suite) writeDriver(name string) (path string, err error) {
 	content, err := drivers.ReadFile("drivers/" + name + ".yaml")
 	if err != nil {

@@ -12,9 +12,8 @@ import (
 	"storage.liqo.io/sanity-tests/images"
 )
 
-// registry is where the tests are told to find their images. Nothing answers there:
-// the images are in the nodes, under names that are nobody else's, because they are
-// not the published ones.
+// registry is the registry in the names of the tests' images. It does not exist: the images are in
+// the nodes, under names that no published image has.
 const registry = "e2e-test-images.storage.liqo.io"
 
 // registryList is the file that KUBE_TEST_REPO_LIST names.
@@ -26,8 +25,8 @@ func (s *Suite) environment() []string {
 	return append(os.Environ(), "KUBE_TEST_REPO_LIST="+s.registries())
 }
 
-// images makes those of the tests' images that the specs use. Their tags are known to
-// e2e.test alone, so it is asked.
+// images returns the images of the tests that the specs use. Only e2e.test has their tags, so it is
+// called.
 func (s *Suite) images(ctx context.Context) ([]*images.Image, error) {
 	cmd := exec.CommandContext(ctx, s.programs.Path("e2e.test"), "--list-images")
 	cmd.Env = s.environment()
@@ -56,8 +55,7 @@ func (s *Suite) images(ctx context.Context) ([]*images.Image, error) {
 	return made, nil
 }
 
-// image makes one by the last part of its name; nil is for one that none of the
-// specs uses.
+// image returns an image by the last part of its name; nil if none of the specs uses it.
 func (s *Suite) image(name string) (*images.Image, error) {
 	switch name {
 	case "pause":
@@ -84,9 +82,9 @@ func (s *Suite) image(name string) (*images.Image, error) {
 	return nil, nil
 }
 
-// withTools is busybox with the host's own sh and dd, for scripts that use options of
-// GNU's dd: busybox's sh would run the dd that it has inside. Scripts for the image
-// busybox, on the other hand, use words of its sh.
+// withTools returns busybox with the host's sh and dd, for scripts that use options of GNU dd:
+// busybox's sh would run its built-in dd. Scripts for the image busybox use built-in commands of
+// its sh.
 func withTools() (*images.Image, error) {
 	image, err := images.Busybox()
 	if err != nil {
@@ -102,9 +100,9 @@ func withTools() (*images.Image, error) {
 	return image, image.Err()
 }
 
-// enterNode stands in for nsenter in the pods by which the tests look into a node: they
-// ask for the mounts of process 1. A node of the lab has mounts of its own, but no
-// process 1 that has them; its kubelet does, which has the network of such a pod, too.
+// enterNode replaces nsenter in the pods with which the tests inspect a node: they read the mounts
+// of process 1. A node of the lab has its own mounts, but no process 1 that has them; its kubelet
+// has them, and has the same network as such a pod.
 const enterNode = `#!/bin/sh
 while [ "$1" != -- ]; do shift || exit 2; done
 for process in /rootfs/proc/[0-9]*; do
@@ -116,8 +114,8 @@ echo "no kubelet has the network of this pod" >&2
 exit 1
 `
 
-// curl stands in for the real one where specs ask a server in a pod. Debian's static busybox
-// crashes with wget -T.
+// curl replaces the real curl in specs that send requests to a server in a pod. Debian's static
+// busybox crashes with wget -T.
 const curl = `#!/bin/sh
 timeout=15
 while [ $# -gt 1 ]; do

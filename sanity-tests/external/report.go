@@ -10,23 +10,23 @@ import (
 	"time"
 )
 
-// Report is what came of a run.
+// Report has the results of a run.
 type Report struct {
-	// Specs are those that ran to an end, whatever end.
+	// Specs are the specs that ran to their end, with any result.
 	Specs []Spec
-	// Undeclared counts the specs that found, when they were to run, that the class is
-	// not said to be capable of what they need, by what they said.
+	// Undeclared counts, by message, the specs that were skipped because the class lacks a
+	// capability that only the spec itself can check.
 	Undeclared map[string]int
 }
 
-// Spec is one test, or a step before or after all of them that failed.
+// Spec is a test, or a failed step before or after all tests.
 type Spec struct {
 	Name   string
 	Passed bool
-	// IsStep says that it is no test.
+	// IsStep means that it is no test.
 	IsStep bool
 	Took   time.Duration
-	// Trouble is why it failed, with the end of what it said.
+	// Trouble is why it failed, with the end of its output.
 	Trouble string
 }
 
@@ -50,7 +50,7 @@ func (r Report) Skipped() int {
 	return skipped
 }
 
-// Reasons are what specs said that skipped themselves, the most frequent first.
+// Reasons returns the messages of skipped specs, the most frequent first.
 func (r Report) Reasons() string {
 	var lines []string
 	for reason, count := range r.Undeclared {
@@ -61,7 +61,7 @@ func (r Report) Reasons() string {
 	return strings.Join(lines, "\n")
 }
 
-// spec is what ginkgo writes about one, as far as we read it.
+// spec has the fields of ginkgo's report that are used.
 type spec struct {
 	ContainerHierarchyTexts    []string
 	LeafNodeType               string
@@ -113,11 +113,11 @@ func (r *Report) add(s spec) {
 	r.Specs = append(r.Specs, ended)
 }
 
-// common is what the names of all specs have in common, and tags.
+// common matches the common parts of the names of specs, and tags.
 var common = regexp.MustCompile(`External Storage|\[Driver: [^]]*\]|\[(?:FeatureGate|Environment):[^]]*\]|` +
 	`\[(?:sig-[a-z-]+|Alpha|Beta|Conformance|LinuxOnly|NodeConformance|Slow)\]|\[Testpattern: |\](?: |$)`)
 
-// name is short, and without a slash, which the names of Go's tests give a meaning.
+// name returns a short name without slashes, which separate subtests in names of Go tests.
 func (s spec) name() string {
 	words := append(slices.Clone(s.ContainerHierarchyTexts), s.LeafNodeText)
 	if s.LeafNodeType != "It" {
@@ -127,7 +127,7 @@ func (s spec) name() string {
 	return strings.ReplaceAll(strings.Join(strings.Fields(short), " "), "/", "-")
 }
 
-// driverName is that of the driver, as messages quote it, and what all of them end with.
+// driverName matches the name of the driver in messages, and the common end of messages.
 var driverName = regexp.MustCompile(`(?i)(driver )?"?storage\.liqo\.io"? ?|[ -]+skipping\.?$`)
 
 func reason(message string) string {

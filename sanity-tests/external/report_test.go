@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// written is what ginkgo writes, without what we do not read.
+// written is a report of ginkgo with the used fields only.
 const written = `[{"SuiteSucceeded": false, "SpecReports": [
  {"ContainerHierarchyTexts": [], "LeafNodeType": "SynchronizedBeforeSuite", "LeafNodeText": "", "State": "passed"},
  {"ContainerHierarchyTexts": ["[sig-apps] Job"], "LeafNodeType": "It", "LeafNodeText": "runs", "State": "skipped"},
@@ -85,7 +85,7 @@ func TestEveryTestDriverFileIsForOurDriver(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// Unknown fields are silently ignored by who reads it, so a file may say nothing.
+		// e2e.test ignores unknown fields silently, so a file could be without effect.
 		for _, want := range []string{"Name: storage.liqo.io\n", "FromExistingClassName: liqo", "Capabilities:\n"} {
 			if !strings.Contains(string(content), want) {
 				t.Errorf("%s.yaml lacks %q", name, want)

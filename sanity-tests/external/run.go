@@ -13,28 +13,27 @@ import (
 	"time"
 )
 
-// skipped are specs that do not fit a cluster that others use at the same time, need
-// more than one machine, or are for features behind a gate.
+// skipped are specs that disturb other tests in the cluster, need several machines, or need a
+// feature gate.
 const skipped = `\[Disruptive\]|\[Serial\]|\[Feature:Volumes\]|\[Feature:Windows\]`
 
-// conformance are the specs of the conformance of nodes that do not need a cluster for
-// themselves, by their labels.
+// conformance selects, by their labels, the node conformance specs that do not need the cluster for
+// themselves.
 const conformance = "NodeConformance && !Disruptive && !Serial"
 
-// Options are what one can choose about a run.
+// Options of a run.
 type Options struct {
 	// Focus is a regular expression for the specs to run, Skip one for those to leave
 	// out; empty for all, or none.
 	Focus, Skip string
-	// Procs is how many specs run side by side.
+	// Procs is the number of specs that run in parallel.
 	Procs int
-	// Until is when the run should have ended; specs that still run are interrupted and
-	// clean up.
+	// Until is the deadline, at which specs are interrupted and clean up.
 	Until time.Time
 }
 
-// Run runs the specs that apply to a class, which the test-driver file describes. An
-// error says that the tests could not be run; specs that failed are in the report.
+// Run runs the specs that apply to a class, which the test-driver file describes. An error means
+// that the tests could not be run; failed specs are in the report.
 func (s *Suite) Run(ctx context.Context, driver string, options Options) (Report, error) {
 	file, err := s.writeDriver(driver)
 	if err != nil {
@@ -45,8 +44,7 @@ func (s *Suite) Run(ctx context.Context, driver string, options Options) (Report
 		"--storage.testdriver="+file)
 }
 
-// RunNodeConformance runs the specs by which Kubernetes says what a node does for pods.
-// The name is that of the run.
+// RunNodeConformance runs the node conformance specs of Kubernetes. name is the name of the run.
 func (s *Suite) RunNodeConformance(ctx context.Context, name string, options Options) (Report, error) {
 	which := []string{"--procs=" + strconv.Itoa(options.Procs), "--label-filter=" + conformance, "--focus=" + options.Focus}
 	if options.Skip != "" {
@@ -55,7 +53,7 @@ func (s *Suite) RunNodeConformance(ctx context.Context, name string, options Opt
 	return s.run(ctx, name, options.Until, which)
 }
 
-// run runs those specs that the flags of ginkgo select.
+// run runs the specs that these flags of ginkgo select.
 func (s *Suite) run(ctx context.Context, name string, until time.Time, which []string, ofTests ...string) (Report, error) {
 	dir := filepath.Join(s.dir, name)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -67,13 +65,13 @@ func (s *Suite) run(ctx context.Context, name string, until time.Time, which []s
 		"--no-color", "--silence-skips", "--output-dir=" + dir, "--json-report=" + report,
 		s.programs.Path("e2e.test"), "--",
 		"--kubeconfig=" + s.cluster.Kubeconfig(), "--kubectl-path=" + s.kubectl, "--provider=skeleton",
-		// Or the suite would wait until virtual nodes take all pods.
+		// Otherwise the suite would wait until virtual nodes accept all pods.
 		"--non-blocking-taints=node-role.kubernetes.io/control-plane,virtual-node.liqo.io/not-allowed",
 	}, ofTests)
 	cmd := exec.CommandContext(ctx, s.programs.Path("ginkgo"), args...)
 	var output bytes.Buffer
 	cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr = dir, s.environment(), &output, &output
-	// Interrupted, ginkgo lets specs clean up.
+	// When ginkgo is interrupted, it lets specs clean up.
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = 5 * time.Minute
 	ended := cmd.Run()

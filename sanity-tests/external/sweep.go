@@ -13,14 +13,14 @@ import (
 )
 
 const (
-	// NamespaceLabel is on every namespace that the tests make.
+	// NamespaceLabel is the label of all namespaces of the tests.
 	NamespaceLabel = "e2e-framework"
-	// className is in the name of every class that they copy.
+	// className is in the name of every class that the tests copy.
 	className = "-e2e-sc"
 )
 
-// Sweep removes what runs left behind that were interrupted, and returns when their
-// namespaces are gone, with claims and pods.
+// Sweep deletes what interrupted runs have left, and waits until their namespaces are deleted, with
+// claims and pods.
 func (s *Suite) Sweep(ctx context.Context) error {
 	client, err := s.cluster.Client()
 	if err != nil {
@@ -49,7 +49,7 @@ func deleteClasses(ctx context.Context, client kubernetes.Interface) error {
 	return nil
 }
 
-// deleteNamespaces says which are left.
+// deleteNamespaces returns the namespaces that are left.
 func deleteNamespaces(ctx context.Context, client kubernetes.Interface) error {
 	namespaces, err := client.CoreV1().Namespaces().List(ctx, metav1.ListOptions{LabelSelector: NamespaceLabel})
 	if err != nil {

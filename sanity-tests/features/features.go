@@ -1,5 +1,5 @@
-// Package features reads the table of docs/capabilities.md that says what the driver can do, where,
-// and which test shows it; its tests hold the table to its word.
+// Package features reads the table of docs/capabilities.md: what the driver can do at home and in
+// remote clusters, and which test proves it. Its tests check the table.
 package features
 
 import (
@@ -9,16 +9,16 @@ import (
 	"strings"
 )
 
-// Row is what one line of the table says of a capability in one place.
+// Row is a capability in one place.
 type Row struct {
 	Capability string
 	// Where is home or remote.
 	Where string
-	// Cells are what is said of each kind of real storage.
+	// Cells are the entries for each kind of real storage.
 	Cells map[string]string
 }
 
-// Kinds are the kinds of real storage, as they stand in the head of the table.
+// Kinds are the kinds of real storage, as in the header of the table.
 var Kinds = []string{"reference", "local-path", "static"}
 
 const head = "| capability | where | reference | local-path | static |"
@@ -63,7 +63,7 @@ func Read(path string) ([]Row, error) {
 
 var testName = regexp.MustCompile("`(Test[A-Za-z0-9]+)`")
 
-// Tests are the names of the tests in a cell.
+// Tests returns the names of the tests in a cell.
 func Tests(cell string) []string {
 	var names []string
 	for _, match := range testName.FindAllStringSubmatch(cell, -1) {

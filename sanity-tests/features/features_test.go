@@ -14,21 +14,21 @@ import (
 
 const root = "../../"
 
-// shown are the suites whose tests show something in a place.
+// shown are the suites whose tests prove capabilities in a place.
 var shown = map[string][]string{
 	"home":   {"e2e/driver", "e2e/faults"},
 	"remote": {"e2e/remote", "e2e/faults", "e2e/liqo"},
 }
 
-// rows are those that have to be there whatever the driver advertises.
+// rows are required, whatever the driver advertises.
 var rows = []string{
 	"data stays when pods go", "deletion", "`Retain`", "Block", "ReadWriteMany", "ReadOnlyMany", "ReadWriteOncePod",
 	"`fsGroup`", "`subPath`", "mount options", "secrets of the real driver", "`Immediate` classes", "ephemeral volumes",
 	"nodes that fail", "volume populators", "import of claims", "release of claims", "moves",
 }
 
-// advertised says which row is about a capability of the driver's services. None is about
-// what users see nothing of.
+// advertised maps capabilities of the driver's services to rows. Those without an effect for users
+// have none.
 var advertised = map[string]string{
 	"CreateDeleteVolume":     "deletion",
 	"PublishUnpublishVolume": "attached volumes",
@@ -54,7 +54,7 @@ func table(t *testing.T) []Row {
 	return found
 }
 
-// sources are the texts of all tests of a suite, by their names.
+// sources returns the sources of all tests of a suite, by their names.
 func sources(t *testing.T, suite string) map[string]string {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join("..", suite, "*_test.go"))
@@ -83,8 +83,8 @@ func sources(t *testing.T, suite string) map[string]string {
 	return texts
 }
 
-// A cell names tests of its place that exist, or says that there are none. A test of other
-// storage than the reference driver's has its class in it.
+// A cell names existing tests of its place, or says that there are none. The source of a test of
+// other storage than the reference driver's contains its class.
 func TestEveryCellIsTrue(t *testing.T) {
 	for _, row := range table(t) {
 		suites, known := shown[row.Where]
@@ -115,7 +115,7 @@ func TestEveryCellIsTrue(t *testing.T) {
 	}
 }
 
-// Each capability is told for both places, once, and shown somewhere.
+// Each capability has one row for each place, and a test in at least one of them.
 func TestNoRowIsMissing(t *testing.T) {
 	told := map[string][]string{}
 	isShown := map[string]bool{}
@@ -142,7 +142,7 @@ func TestNoRowIsMissing(t *testing.T) {
 
 var capability = regexp.MustCompile(`(?:Type|Can)::([A-Za-z]+),`)
 
-// What the driver advertises is in the table: whoever adds a capability adds its row.
+// Every capability that the driver advertises has a row in the table.
 func TestEveryAdvertisedCapabilityHasARow(t *testing.T) {
 	told := map[string]bool{}
 	for _, row := range table(t) {

@@ -15,7 +15,7 @@ var (
 	fenced  = regexp.MustCompile("(?ms)^[ \t]*```.*?^[ \t]*```[ \t]*$")
 	heading = regexp.MustCompile(`(?m)^#{1,6} +(.+?) *$`)
 	link    = regexp.MustCompile(`\]\(([^()\s]+)\)`)
-	// named is a page of docs that code, messages or the chart name.
+	// named matches pages of docs in code, messages and the chart.
 	named    = regexp.MustCompile(`\bdocs/[A-Za-z0-9_/-]+\.md(?:#[a-z0-9-]+)?`)
 	isLinked = regexp.MustCompile(`\[([^\]]*)\]\([^)]*\)`)
 	dropped  = regexp.MustCompile(`[^\p{L}\p{N} _-]`)
@@ -24,8 +24,8 @@ var (
 // skipped are folders without pages or sources of the project.
 var skipped = map[string]bool{".git": true, "target": true, ".lab": true, "dist": true, "node_modules": true}
 
-// Every link between pages leads to a file that exists, and to a heading that it has. The same holds for
-// pages that code, messages and the chart name.
+// Every link between pages refers to an existing file and heading, and so do pages that code,
+// messages or the chart name.
 func TestEveryLinkLeadsSomewhere(t *testing.T) {
 	pages, links := 0, 0
 	check := func(from, target string) {
@@ -76,7 +76,7 @@ func TestEveryLinkLeadsSomewhere(t *testing.T) {
 	}
 }
 
-// leads fails if a link in a page of the repository leads nowhere.
+// leads returns an error if the target of a link in a page does not exist.
 func leads(from, target string) error {
 	file, anchor, _ := strings.Cut(target, "#")
 	to := from
@@ -96,7 +96,7 @@ func leads(from, target string) error {
 	return nil
 }
 
-// anchors are the names that GitHub gives to the headings of a page.
+// anchors returns the names that GitHub gives to the headings of a page.
 func anchors(text string) map[string]bool {
 	names, seen := map[string]bool{}, map[string]int{}
 	for _, found := range heading.FindAllStringSubmatch(fenced.ReplaceAllString(text, ""), -1) {

@@ -14,7 +14,7 @@ var (
 	metricName = regexp.MustCompile(`registry\.register(?:_with_unit)?\(\s*"([a-z_]+)"`)
 )
 
-// The pages that list the loops and the metrics have each of them.
+// The pages with the lists of loops and metrics list all of them.
 func TestLoopsAndMetricsAreListed(t *testing.T) {
 	for page, listed := range map[string]struct {
 		name   *regexp.Regexp
@@ -41,7 +41,7 @@ func TestLoopsAndMetricsAreListed(t *testing.T) {
 	}
 }
 
-// namesInCrates are the matches in what the crates have outside of tests.
+// namesInCrates returns the matches in the sources of the crates, without tests.
 func namesInCrates(t *testing.T, name *regexp.Regexp) (found []string) {
 	t.Helper()
 	err := filepath.WalkDir(root+"crates", func(path string, _ fs.DirEntry, err error) error {

@@ -9,7 +9,8 @@ import (
 	"testing"
 )
 
-// sentences is the table that says which tests show what Liqo's documentation of offloading says.
+// sentences is the page with the table of the tests that prove the statements of Liqo's
+// documentation on offloading.
 const sentences = root + "docs/offloading-liqo.md"
 
 var (
@@ -17,7 +18,7 @@ var (
 	rustFunction = regexp.MustCompile(`(?m)#\[(?:tokio::)?test[^\]]*\]\s*(?:async )?fn ([a-z0-9_]+)\(`)
 )
 
-// Each sentence names tests that exist, of the suite or of the program itself.
+// Each statement names existing tests, of the suite or of the driver.
 func TestEverySentenceIsShown(t *testing.T) {
 	known := map[string]bool{}
 	for _, suite := range []string{"e2e/offload", "chart"} {
@@ -54,7 +55,7 @@ func TestEverySentenceIsShown(t *testing.T) {
 	}
 }
 
-// rustTests are the names of all tests of the program.
+// rustTests returns the names of all Rust tests.
 func rustTests(t *testing.T) map[string]bool {
 	t.Helper()
 	found := map[string]bool{}

@@ -17,7 +17,8 @@ var (
 	goString = regexp.MustCompile(`"(.*?)"`)
 )
 
-// The table of states in which a claim waits has those of TestClaimsSayWhyTheyWait, with the words that it finds.
+// The table of states in which a claim waits lists those of TestClaimsSayWhyTheyWait, with the
+// words that this test expects.
 func TestStatesInWhichClaimsWaitAreListed(t *testing.T) {
 	source, err := os.ReadFile("../e2e/remote/waiting_test.go")
 	if err != nil {

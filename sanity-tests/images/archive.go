@@ -28,9 +28,9 @@ const (
 	layerType    = "application/vnd.oci.image.layer.v1.tar"
 )
 
-// WriteArchive writes images as one archive that is two things, as those of `docker save` are: an OCI
-// image layout, which containerd imports, and by its manifest.json a docker-archive, which any Docker
-// loads. Both name the same blobs.
+// WriteArchive writes images as one archive in two formats, like `docker save`: an OCI image
+// layout, which containerd imports, and, by its manifest.json, a docker-archive, which any Docker
+// loads. Both refer to the same blobs.
 func WriteArchive(out io.Writer, images ...*Image) error {
 	archive := tar.NewWriter(out)
 	index := ociIndex{SchemaVersion: 2, MediaType: indexType}
@@ -62,8 +62,8 @@ func WriteArchive(out io.Writer, images ...*Image) error {
 	return archive.Close()
 }
 
-// Archive is the image alone as WriteArchive writes it. It is written once, into a file that has no
-// name any more and so is gone with the process.
+// Archive returns the archive of this image alone, as WriteArchive writes it. It is written once,
+// into an unlinked file, which is deleted when the process ends.
 func (i *Image) Archive() (io.Reader, error) {
 	i.archive.Lock()
 	defer i.archive.Unlock()
@@ -84,11 +84,11 @@ func (i *Image) Archive() (io.Reader, error) {
 	return io.NewSectionReader(i.archive.file, 0, info.Size()), nil
 }
 
-// tagLength is enough of a digest to tell builds apart.
+// tagLength is the part of a digest that distinguishes builds.
 const tagLength = 16
 
-// NameByContent names the image repository:tag, with a tag that follows from what is in it: whoever
-// has an image of that name has this one.
+// NameByContent names the image repository:tag. The tag is a hash of the content, so images with
+// the same name are equal.
 func (i *Image) NameByContent(repository string) error {
 	if err := i.Err(); err != nil {
 		return err
@@ -126,7 +126,7 @@ type ociManifest struct {
 	Layers        []descriptor `json:"layers"`
 }
 
-// descriptor names a blob.
+// descriptor refers to a blob.
 type descriptor struct {
 	MediaType   string            `json:"mediaType"`
 	Digest      string            `json:"digest"`
@@ -139,11 +139,11 @@ func describe(mediaType string, content []byte) descriptor {
 	return descriptor{MediaType: mediaType, Digest: fmt.Sprintf("sha256:%x", sha256.Sum256(content)), Size: int64(len(content))}
 }
 
-// path is where a layout has the blob.
+// path returns the path of the blob in a layout.
 func (d descriptor) path() string { return "blobs/" + strings.Replace(d.Digest, ":", "/", 1) }
 
-// writeTo writes the image's blobs: its layer, which has to be made first because its digest names
-// it, its configuration and its manifest.
+// writeTo writes the image's blobs: the layer first, because the others contain its digest, then
+// its configuration and its manifest.
 func (i *Image) writeTo(archive *tar.Writer) (descriptor, dockerEntry, error) {
 	fail := func(err error) (descriptor, dockerEntry, error) { return descriptor{}, dockerEntry{}, err }
 	if err := i.Err(); err != nil {
@@ -189,7 +189,7 @@ func (i *Image) writeTo(archive *tar.Writer) (descriptor, dockerEntry, error) {
 	return described, dockerEntry{Config: configured.path(), RepoTags: []string{i.Name}, Layers: []string{layer.path()}}, err
 }
 
-// writeBlob writes the layer as it is stored, and says by which digest its content is known.
+// writeBlob writes the layer as it is stored, and returns the digest of its uncompressed content.
 func (i *Image) writeBlob(out io.Writer) (blob descriptor, content string, err error) {
 	stored, unpacked := sha256.New(), sha256.New()
 	size := &counted{}
@@ -206,7 +206,7 @@ func (i *Image) writeBlob(out io.Writer) (blob descriptor, content string, err e
 	return blob, fmt.Sprintf("%x", unpacked.Sum(nil)), nil
 }
 
-// counted counts what is written.
+// counted is a writer that counts bytes.
 type counted struct{ bytes int64 }
 
 func (c *counted) Write(p []byte) (int, error) {
@@ -214,7 +214,7 @@ func (c *counted) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// keptOpen is closed by whoever opened it.
+// keptOpen ignores Close, because the caller closes the writer.
 type keptOpen struct{ io.Writer }
 
 func (keptOpen) Close() error { return nil }
@@ -228,7 +228,7 @@ func writePart(archive *tar.Writer, name string, size int64, content io.Reader) 
 	return err
 }
 
-// config is the image's configuration as the OCI image format has it.
+// config returns the image's configuration in the OCI image format.
 func (i *Image) config(layerDigest string) ([]byte, error) {
 	return json.Marshal(map[string]any{
 		"created":      i.Created.UTC(),

@@ -19,10 +19,10 @@ import (
 	"strings"
 )
 
-// Debian are unpacked Debian packages. Programs are taken from them that this machine need not have
-// installed, and for architectures that it does not have.
+// Debian has unpacked Debian packages, for programs that this machine need not have installed, and
+// for other architectures.
 type Debian struct {
-	// packages are folders, one for each package, named as its file without the ending.
+	// packages are folders, one per package, with the name of its file without the extension.
 	root     string
 	packages []string
 	triplet  string
@@ -30,10 +30,11 @@ type Debian struct {
 	used     map[string]bool
 }
 
-// Package is a Debian package of which an image has something.
+// Package is a Debian package with files in an image.
 type Package struct{ Name, Version, Architecture string }
 
-// machines are what Debian's folders of libraries and ELF call an architecture.
+// machines maps Go's architectures to the names that Debian's library folders and ELF have for
+// them.
 var machines = map[string]struct {
 	triplet string
 	machine elf.Machine
@@ -44,9 +45,9 @@ var machines = map[string]struct {
 
 var programFolders = []string{"usr/sbin", "sbin", "usr/bin", "bin"}
 
-// UnpackDebian fetches packages and all that they depend on, of the release of Debian whose packages
-// this machine installs, and unpacks them. The cache keeps them until one has another version. What
-// is installed on the machine does not change.
+// UnpackDebian downloads packages and all their dependencies from this machine's release of Debian,
+// and unpacks them. They are cached until a package has another version. Nothing is installed on
+// the machine.
 func UnpackDebian(ctx context.Context, architecture string, packages ...string) (*Debian, error) {
 	install := append([]string{"install", "-qq", "--yes", "--no-install-recommends"}, packages...)
 	return unpackDebian(ctx, architecture, install, "--download-only")
@@ -57,7 +58,8 @@ func UnpackDebianAlone(ctx context.Context, architecture string, packages ...str
 	return unpackDebian(ctx, architecture, append([]string{"download", "-qq"}, packages...))
 }
 
-// unpackDebian fetches with this command of apt-get, which also lists the files with --print-uris.
+// unpackDebian downloads with this command of apt-get, which also lists the files with
+// --print-uris.
 func unpackDebian(ctx context.Context, architecture string, fetch []string, flags ...string) (*Debian, error) {
 	known, is := machines[architecture]
 	if !is {
@@ -107,7 +109,7 @@ func fileNames(listed string) (files []string) {
 	return files
 }
 
-// apt keeps what it knows and fetches apart from the machine's own, and takes nothing for installed.
+// apt runs apt-get with lists and a cache of its own, and as if no package were installed.
 type apt struct {
 	dir   string
 	flags []string
@@ -131,7 +133,7 @@ func newApt(dir, architecture string) (*apt, error) {
 		"Dir::Cache::pkgcache=", "Dir::Cache::srcpkgcache=",
 		"APT::Architecture=" + architecture, "APT::Architectures=" + architecture,
 		"Acquire::Languages=none",
-		// Download-only needs no root, but apt takes a lock of dpkg all the same.
+		// A download needs no root, but apt takes a lock of dpkg anyway.
 		"Debug::NoLocking=true",
 	} {
 		made.flags = append(made.flags, "-o", option)
@@ -141,7 +143,7 @@ func newApt(dir, architecture string) (*apt, error) {
 
 func (a *apt) run(ctx context.Context, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, "apt-get", append(slices.Clone(a.flags), args...)...)
-	cmd.Dir = filepath.Join(a.dir, "archives") // where apt-get download writes
+	cmd.Dir = filepath.Join(a.dir, "archives") // apt-get download writes into the working directory
 	cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive", "LC_ALL=C")
 	var out, said bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &said
@@ -152,7 +154,8 @@ func (a *apt) run(ctx context.Context, args ...string) (string, error) {
 	return out.String(), nil
 }
 
-// unpack makes the folders, aside, so that a root of that name is always whole.
+// unpack unpacks into a temporary folder and renames it, so that a folder of that name is always
+// complete.
 func (d *Debian) unpack(ctx context.Context, archives string) error {
 	aside, err := os.MkdirTemp(filepath.Dir(d.root), "unpacking-")
 	if err != nil {
@@ -174,7 +177,7 @@ func (d *Debian) unpack(ctx context.Context, archives string) error {
 	return os.RemoveAll(archives)
 }
 
-// Used are the packages of which images have something.
+// Used returns the packages with files in images.
 func (d *Debian) Used() (used []Package) {
 	for _, file := range slices.Sorted(maps.Keys(d.used)) {
 		parts := strings.Split(file, "_")
@@ -187,8 +190,8 @@ func (d *Debian) Used() (used []Package) {
 	return used
 }
 
-// find is a file of the packages, by a name in the first of these folders that has it, and what that
-// file is called where it really is, in the same package.
+// find finds a file of the packages, by its name in the first of these folders that has it. It
+// follows links within the package, and returns the path of the file and its real name.
 func (d *Debian) find(name string, folders ...string) (file, real string, err error) {
 	for _, folder := range folders {
 		for _, owner := range d.packages {
@@ -211,14 +214,14 @@ func (d *Debian) find(name string, folders ...string) (file, real string, err er
 	return "", "", fmt.Errorf("no Debian package has %s", name)
 }
 
-// Program is the path of a program of the packages on this machine.
+// Program returns the path of a program of the packages on this machine.
 func (d *Debian) Program(name string) (string, error) {
 	file, _, err := d.find(name, programFolders...)
 	return file, err
 }
 
-// AddPrograms adds programs of the packages, with their libraries. One that is another name of a
-// program is a link.
+// AddPrograms adds programs of the packages, with their libraries. A link to another program is
+// added as a link.
 func (d *Debian) AddPrograms(image *Image, names ...string) {
 	for _, name := range names {
 		file, real, err := d.find(name, programFolders...)
@@ -234,7 +237,7 @@ func (d *Debian) AddPrograms(image *Image, names ...string) {
 	}
 }
 
-// AddFiles adds settings of the packages, at their paths.
+// AddFiles adds files of the packages, at their paths.
 func (d *Debian) AddFiles(image *Image, names ...string) {
 	for _, name := range names {
 		found, _, err := d.find(path.Base(name), path.Dir(name))
@@ -246,7 +249,7 @@ func (d *Debian) AddFiles(image *Image, names ...string) {
 	}
 }
 
-// AddLibraries adds what a program needs to start: the dynamic loader, and all shared libraries.
+// AddLibraries adds the dynamic loader and all shared libraries that a program needs.
 func (d *Debian) AddLibraries(image *Image, program string) {
 	if err := d.addLibraries(image, program); err != nil {
 		image.failures = append(image.failures, fmt.Errorf("find what %s needs: %w", program, err))

@@ -10,8 +10,7 @@ import (
 	"strings"
 )
 
-// AddHostBinaries adds programs of the host with the shared libraries they
-// need, all at the paths they have on the host.
+// AddHostBinaries adds programs of the host, with their shared libraries, at the same paths.
 func (i *Image) AddHostBinaries(programs ...string) *Image {
 	for _, program := range programs {
 		libraries, err := sharedLibraries(program)
@@ -26,8 +25,8 @@ func (i *Image) AddHostBinaries(programs ...string) *Image {
 	return i
 }
 
-// AddProgram adds a program of the host under another path, with the shared
-// libraries it needs at theirs.
+// AddProgram adds a program of the host under another path, and its shared libraries at the same
+// paths.
 func (i *Image) AddProgram(source, target string) *Image {
 	libraries, err := sharedLibraries(source)
 	if err != nil {
@@ -40,8 +39,7 @@ func (i *Image) AddProgram(source, target string) *Image {
 	return i.AddBinary(source, target)
 }
 
-// addHostFile adds a file of the host under the path it is asked for by, even
-// where that path leads through links on the host.
+// addHostFile adds a file of the host under this path, even if the path contains links on the host.
 func (i *Image) addHostFile(name string) {
 	real, err := filepath.EvalSymlinks(name)
 	if err != nil {
@@ -51,7 +49,7 @@ func (i *Image) addHostFile(name string) {
 	i.AddBinary(real, name)
 }
 
-// sharedLibraries asks the dynamic loader what a program needs.
+// sharedLibraries returns the shared libraries of a program, from the dynamic loader.
 func sharedLibraries(program string) ([]string, error) {
 	parsed, err := elf.Open(program)
 	if err != nil {
@@ -68,7 +66,7 @@ func sharedLibraries(program string) ([]string, error) {
 	return parseLdd(program, string(out))
 }
 
-// parseLdd reads lines such as "libc.so.6 => /lib/x/libc.so.6 (0x7f…)" and
+// parseLdd parses lines such as "libc.so.6 => /lib/x/libc.so.6 (0x7f…)" and
 // "/lib64/ld-linux-x86-64.so.2 (0x7f…)".
 func parseLdd(program, out string) ([]string, error) {
 	var libraries []string
@@ -91,7 +89,7 @@ func parseLdd(program, out string) ([]string, error) {
 	return libraries, nil
 }
 
-// BusyboxPath is where Debian's busybox-static puts it.
+// BusyboxPath is the path in Debian's busybox-static.
 const BusyboxPath = "/bin/busybox"
 
 // Names of the images for workloads and for pod sandboxes.
@@ -114,13 +112,13 @@ func Busybox() (*Image, error) {
 	return image.AddBinary(BusyboxPath, BusyboxPath), image.Err()
 }
 
-// Pause is the image of pod sandboxes, which only have to be there.
+// Pause returns the image of pod sandboxes, whose program only waits.
 func Pause() *Image {
 	return New(PauseName, BusyboxPath, "sleep", "2147483647").AddBinary(BusyboxPath, BusyboxPath)
 }
 
-// Program is an image of one static program that it runs, at the path and
-// under the name the published image has.
+// Program returns an image that runs one static program, at the path and under the name of the
+// published image.
 func Program(name, binary string) (*Image, error) {
 	if _, err := os.Stat(binary); err != nil {
 		return nil, fmt.Errorf("image %s: %w", name, err)

@@ -1,8 +1,7 @@
-// Package images makes container images by hand, without a container engine: a
-// file system of a few files, and the archive that containerd imports. The
-// same content always gives the same archive.
+// Package images creates container images without a container engine: a file system of a few files,
+// and the archive that containerd imports. The same content always results in the same archive.
 //
-// Getting an archive into a node is the business of package nodes.
+// Package nodes imports archives into nodes.
 package images
 
 import (
@@ -19,38 +18,38 @@ import (
 	"time"
 )
 
-// Image is a name, what it runs and what is in it.
+// Image is a container image.
 type Image struct {
-	// Name is the full name it is known by, with registry and tag.
+	// Name is the full name, with registry and tag.
 	Name       string
 	Entrypoint []string
 	Cmd        []string
 	Env        []string
-	// User is who it runs as; empty for root.
+	// User is the user of its process; empty for root.
 	User string
-	// Labels say about the image what org.opencontainers.image has keys for.
+	// Labels have keys of org.opencontainers.image.
 	Labels map[string]string
-	// Architecture is Go's name of it: this machine's unless it is changed.
+	// Architecture is Go's name of the architecture; by default this machine's.
 	Architecture string
-	// Created is the beginning of time unless it is changed, so that archives are reproducible.
+	// Created is the Unix epoch by default, so that archives are reproducible.
 	Created time.Time
-	// Compressed has the layer stored with gzip, for archives that people carry about.
+	// Compressed compresses the layer with gzip, for archives that users download.
 	Compressed bool
 
 	files    map[string]file
 	failures []error
 
-	// digest is what the name was made of; empty if the name was given.
+	// digest is the digest in the name; empty if the name was given.
 	digest string
-	// archive is written when it is first asked for.
+	// archive is written at the first call of Archive.
 	archive struct {
 		sync.Mutex
 		file *os.File
 	}
 }
 
-// file is an entry of the file system: a folder, a link or content that is
-// either at hand or in a file of the host.
+// file is an entry of the file system: a folder, a link, or content in memory or in a file of the
+// host.
 type file struct {
 	mode    fs.FileMode
 	link    string
@@ -58,8 +57,8 @@ type file struct {
 	source  string
 }
 
-// New starts an image that runs the given command. It has the few folders and
-// accounts that programs take for granted.
+// New returns an image that runs this command. It has the few folders and accounts that programs
+// expect.
 func New(name string, entrypoint ...string) *Image {
 	image := &Image{
 		Name:         name,
@@ -93,7 +92,7 @@ func (i *Image) AddLink(name, target string) *Image {
 	return i.add(name, file{mode: fs.ModeSymlink | 0o777, link: target})
 }
 
-// AddBinary adds a program of the host, under another path.
+// AddBinary adds a program of the host under another path.
 func (i *Image) AddBinary(source, target string) *Image {
 	if _, err := os.Stat(source); err != nil {
 		i.failures = append(i.failures, fmt.Errorf("add %s to the image: %w", source, err))
@@ -102,7 +101,7 @@ func (i *Image) AddBinary(source, target string) *Image {
 	return i.add(target, file{mode: 0o755, source: source})
 }
 
-// RunAsOwner has a program that was added run as root, whoever starts it.
+// RunAsOwner sets the setuid bit of a program that was added, so that it runs as root.
 func (i *Image) RunAsOwner(name string) *Image {
 	entry, there := i.files[name]
 	if !there {
@@ -124,7 +123,7 @@ func (i *Image) add(name string, entry file) *Image {
 	return i
 }
 
-// Err tells what could not be added, all of it at once.
+// Err returns everything that could not be added.
 func (i *Image) Err() error {
 	if len(i.failures) == 0 {
 		return nil
@@ -132,15 +131,16 @@ func (i *Image) Err() error {
 	return fmt.Errorf("image %s: %w", i.Name, errors.Join(i.failures...))
 }
 
-// Paths lists what is in it.
+// Paths returns the paths of all files.
 func (i *Image) Paths() []string { return slices.Sorted(maps.Keys(i.files)) }
 
-// Unpack makes the file system of the image in an empty folder, and says how large its files are.
+// Unpack writes the file system of the image into an empty folder, and returns the size of its
+// files.
 func (i *Image) Unpack(root string) (size int64, err error) {
 	if err := i.Err(); err != nil {
 		return 0, err
 	}
-	for _, name := range i.Paths() { // sorted: a folder comes before what is in it
+	for _, name := range i.Paths() { // sorted: a folder comes before its files
 		written, err := i.files[name].unpack(filepath.Join(root, name))
 		if err != nil {
 			return 0, fmt.Errorf("unpack image %s: %w", i.Name, err)

@@ -96,7 +96,7 @@ func TestArchiveHoldsTheImage(t *testing.T) {
 	}
 }
 
-// What containerd imports, beside what Docker loads.
+// containerd imports the OCI layout, Docker the docker-archive.
 func TestArchiveIsAnOCILayout(t *testing.T) {
 	image := example(t)
 	image.Compressed, image.Architecture = true, "arm64"
@@ -213,7 +213,7 @@ func TestTheNameFollowsFromTheContent(t *testing.T) {
 	if first.Name != again.Name || first.Name == other.Name || !strings.HasPrefix(first.Name, "example.test/program:") {
 		t.Errorf("the names are %s, %s and %s", first.Name, again.Name, other.Name)
 	}
-	// The program is the other one by now.
+	// The file of the program was replaced.
 	if _, err := first.Archive(); err == nil {
 		t.Error("an archive was written under the name of another content")
 	}
@@ -230,7 +230,7 @@ func TestTheArchiveIsWrittenOnce(t *testing.T) {
 		if got, err := io.ReadAll(reader); err != nil || !bytes.Equal(got, want) {
 			t.Fatalf("%d bytes, not %d: %v", len(got), len(want), err)
 		}
-		// What the second one reads was written for the first one.
+		// Later calls return the archive of the first one.
 		image.AddFile("/late", 0o644, []byte("late"))
 	}
 }

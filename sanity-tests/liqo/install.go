@@ -14,11 +14,11 @@ import (
 	"storage.liqo.io/sanity-tests/images"
 )
 
-// What Liqo's chart runs when its network and its storage are off. The virtual
-// kubelet is started by Liqo, for each virtual node.
+// programs are those that Liqo's chart runs when its network and its storage are disabled. Liqo
+// starts a virtual kubelet for each virtual node.
 var programs = []string{"liqo-controller-manager", "crd-replicator", "webhook", "virtual-kubelet"}
 
-// Where Liqo's module has its chart, and in it the definitions of its kinds.
+// Paths of the chart and of its CustomResourceDefinitions in Liqo's module.
 const (
 	chartFolder       = "deployments/liqo"
 	definitionsFolder = chartFolder + "/charts/liqo-crds/crds"
@@ -47,8 +47,8 @@ func (p *Peering) install(ctx context.Context, cluster *clusters.Cluster, id str
 	return nil
 }
 
-// importImages makes images that have Liqo's programs where the published ones have
-// them, under the same names.
+// importImages imports images with Liqo's programs, at the paths and under the names of the
+// published images.
 func (p *Peering) importImages(ctx context.Context, cluster *clusters.Cluster) error {
 	var made []*images.Image
 	for _, program := range programs {
@@ -71,8 +71,8 @@ func (p *Peering) helm(ctx context.Context, cluster *clusters.Cluster) (*chart.H
 	return helm, nil
 }
 
-// values are those that docs/remote/liqo.md asks for beside the driver, those that switch
-// off what needs Liqo's network, and what Liqo must be told about a cluster.
+// values returns the chart's values: those that docs/remote/liqo.md requires for the driver, those
+// that disable what needs Liqo's network, and those that describe the cluster.
 func (p *Peering) values(cluster *clusters.Cluster, id string) (chart.Values, error) {
 	server, err := serverOf(cluster, p.home)
 	if err != nil {
@@ -104,8 +104,8 @@ func (p *Peering) values(cluster *clusters.Cluster, id string) (chart.Values, er
 	}, nil
 }
 
-// serverOf is the URL of a cluster's API server for pods of the home cluster; Liqo
-// finds out that of its own cluster by itself.
+// serverOf returns the URL of a cluster's API server for pods of the home cluster. Liqo detects the
+// URL of its own cluster itself.
 func serverOf(cluster, home *clusters.Cluster) (string, error) {
 	if cluster == home {
 		return "", nil
@@ -117,9 +117,9 @@ func serverOf(cluster, home *clusters.Cluster) (string, error) {
 	return config.Clusters[config.Contexts[config.CurrentContext].Cluster].Server, nil
 }
 
-// uninstall removes what Helm has installed and, what Helm leaves, the kinds and the
-// namespace. Liqo's own uninstaller is a hook that would have to be built as well; it
-// only checks that no peering is left.
+// uninstall uninstalls the Helm release and deletes the kinds and the namespace, which Helm keeps.
+// Liqo's own uninstaller is a hook whose program would have to be built too; it only checks that no
+// peering is left.
 func (p *Peering) uninstall(ctx context.Context, cluster *clusters.Cluster) error {
 	helm, err := p.helm(ctx, cluster)
 	if err != nil {

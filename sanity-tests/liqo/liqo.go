@@ -1,9 +1,8 @@
-// Package liqo runs Liqo itself in two clusters of the lab: the programs and the
-// Helm chart of its Go module, unmodified, peered by its own liqoctl. Its network is
-// off (pods need none to use their volumes), and so is its storage, whose place the
-// driver takes.
+// Package liqo runs Liqo itself in two clusters of the lab: the unmodified programs and Helm chart
+// of its Go module, peered by its liqoctl. Its network is disabled (pods need none to use their
+// volumes), and so is its storage, which the driver replaces.
 //
-// Module fabrics, in contrast, only makes the objects that Liqo would have made.
+// Module fabrics, in contrast, only creates the objects that Liqo would create.
 package liqo
 
 import (
@@ -19,7 +18,7 @@ import (
 	"storage.liqo.io/sanity-tests/components"
 )
 
-// What Liqo calls the clusters. The virtual node has the name of the remote one.
+// Names of the clusters in Liqo. The virtual node has the name of the remote cluster.
 const (
 	HomeID   = "lab-home"
 	RemoteID = "lab-remote"
@@ -30,24 +29,24 @@ const TenantNamespace = "liqo-tenant-" + RemoteID
 
 const (
 	modulePath = "github.com/liqotech/liqo"
-	// Release and namespace are liqoctl's.
+	// liqoctl uses this release and namespace.
 	release   = "liqo"
 	namespace = "liqo"
 )
 
-// Peering is Liqo in two clusters, of which home consumes remote.
+// Peering is Liqo in two clusters: home is the consumer, remote the provider.
 type Peering struct {
 	home, remote *clusters.Cluster
 	programs     components.Binaries
 	source       string
 	progress     io.Writer
 	webhooks     []*webhook
-	// Version is that of all that runs of Liqo.
+	// Version is the version of Liqo.
 	Version string
 }
 
-// Start installs Liqo in both clusters and peers them. What is left of an earlier
-// start is used. After an error, too, there is something to Stop.
+// Start installs Liqo in both clusters and peers them. It continues an interrupted start. After an
+// error, too, it returns a Peering to Stop.
 func Start(ctx context.Context, home, remote *clusters.Cluster, progress io.Writer) (*Peering, error) {
 	p := &Peering{home: home, remote: remote, progress: progress}
 	began := time.Now()
@@ -87,13 +86,13 @@ func (p *Peering) find(ctx context.Context) (err error) {
 	return err
 }
 
-// Stop ends the peering and removes Liqo with all its kinds from both clusters.
+// Stop ends the peering, and removes Liqo with all its kinds from both clusters.
 func (p *Peering) Stop(ctx context.Context) error {
 	var errs []error
 	if len(p.webhooks) == 2 {
 		_, err := p.Ctl(ctx, "unpeer", "--remote-kubeconfig", p.remote.Kubeconfig(), "--delete-namespaces")
 		errs = append(errs, err)
-		// They have a finalizer of Liqo's controller manager, which ends next.
+		// They have a finalizer of Liqo's controller manager, which is uninstalled next.
 		for _, cluster := range []*clusters.Cluster{p.home, p.remote} {
 			errs = append(errs, kubectl(ctx, cluster, "delete", "foreignclusters.core.liqo.io", "--all"))
 		}
@@ -107,7 +106,7 @@ func (p *Peering) Stop(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// Ctl runs liqoctl in the home cluster and returns what it says.
+// Ctl runs liqoctl in the home cluster and returns its output.
 func (p *Peering) Ctl(ctx context.Context, arguments ...string) (string, error) {
 	arguments = append(arguments, "--kubeconfig", p.home.Kubeconfig(), "--skip-confirm")
 	fmt.Fprintln(p.progress, "liqoctl", strings.Join(arguments, " "))

@@ -10,11 +10,11 @@ import (
 	"storage.liqo.io/sanity-tests/machine"
 )
 
-// The service of Liqo's chart that the API server asks before it stores objects.
+// webhookService is the Service of Liqo's webhooks.
 const webhookService = "liqo-webhook"
 
-// webhook is the way from the API server to Liqo's webhook, as long as this process
-// lives: the control planes of the lab have no kube-proxy.
+// webhook connects the API server to Liqo's webhooks while this process runs: the control planes of
+// the lab have no kube-proxy.
 type webhook struct {
 	cancel  context.CancelFunc
 	ended   chan error

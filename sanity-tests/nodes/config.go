@@ -6,9 +6,8 @@ import (
 	"storage.liqo.io/sanity-tests/images"
 )
 
-// containerdToml differs from the defaults where the lab has to be gentle with
-// the machine (no changes of OOM scores, no device injection) and where things
-// are.
+// containerdToml differs from the defaults where containerd must not change the machine (OOM
+// scores, device injection), and in paths.
 const containerdToml = `version = 3
 disabled_plugins = ['io.containerd.nri.v1.nri']
 
@@ -30,7 +29,7 @@ disabled_plugins = ['io.containerd.nri.v1.nri']
     SystemdCgroup = false
 `
 
-// podBridge is where the pods of a node are plugged in.
+// podBridge is the bridge of a node's pods.
 const podBridge = "cni0"
 
 func cniConflist(podCIDR string) string {
@@ -52,12 +51,11 @@ func cniConflist(podCIDR string) string {
 `, podBridge, podCIDR)
 }
 
-// kubeletYaml is the kubelet's configuration. All nodes share the machine's
-// disk and memory, so a node never evicts for want of them unless the machine
-// itself is at its end; images are imported and could not be pulled again, so
-// they are never collected. syncFrequency makes an online expansion visible
-// after seconds instead of a minute; a container that died is back within a
-// second however often it dies, because tests kill many.
+// kubeletYaml returns kubelet's configuration. All nodes share the machine's disk and memory, so a
+// node evicts pods only if the machine itself is almost out of them. Images are imported and could
+// not be pulled again, so they are never garbage-collected. With syncFrequency an online expansion
+// is visible after seconds instead of a minute. A terminated container is restarted within a
+// second, however often it terminates, because tests kill many.
 func (n *Node) kubeletYaml(cgroup string) string {
 	return fmt.Sprintf(`apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
@@ -88,9 +86,9 @@ shutdownGracePeriod: 0s
 `, CertificateDir, containerdSocket, cgroup, KubeletDir, n.DNS)
 }
 
-// proxyYaml is kube-proxy's configuration. What is not from this node's own pods (from the node
-// itself, that is) gets the node's address as sender, so that answers come back this way. The
-// kernel's settings for tracked connections are the whole machine's: they stay.
+// proxyYaml returns kube-proxy's configuration. Packets that are not from this node's pods, such as
+// those of the node itself, get the node's address as source, so that responses come back to it.
+// Settings for connection tracking are the whole machine's, so they are not changed.
 func (n *Node) proxyYaml() string {
 	return fmt.Sprintf(`apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration

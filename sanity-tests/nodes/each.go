@@ -2,7 +2,7 @@ package nodes
 
 import "golang.org/x/sync/errgroup"
 
-// each does the same on all nodes at once and returns the first error.
+// each calls do for all nodes concurrently and returns the first error.
 func each(targets []*Node, do func(*Node) error) error {
 	var group errgroup.Group
 	for _, node := range targets {

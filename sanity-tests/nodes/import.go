@@ -12,9 +12,8 @@ import (
 	"storage.liqo.io/sanity-tests/machine"
 )
 
-// Import puts images into the containerd of every given node, which then runs
-// pods from them without pulling anything. An image of that name that is there
-// already is replaced. Layers are unpacked when a pod first needs them.
+// Import imports images into the containerd of each node, so that pods need not pull them. It
+// replaces images of the same name. Layers are unpacked when a pod first needs them.
 func Import(ctx context.Context, bin string, targets []*Node, imported ...*images.Image) error {
 	archive, err := writeArchive(imported)
 	if err != nil {
@@ -27,8 +26,8 @@ func Import(ctx context.Context, bin string, targets []*Node, imported ...*image
 	})
 }
 
-// ImportMissing puts an image whose name follows from its content into those of the nodes that do
-// not have it, and returns how many those were.
+// ImportMissing imports an image, whose name is a hash of its content, into those nodes that do not
+// have it, and returns their number.
 func ImportMissing(ctx context.Context, bin string, targets []*Node, image *images.Image) (imported int, err error) {
 	targets = slices.DeleteFunc(slices.Clone(targets), func(node *Node) bool {
 		return HasImages(ctx, bin, []*Node{node}, image.Name)
@@ -44,8 +43,8 @@ func ImportMissing(ctx context.Context, bin string, targets []*Node, image *imag
 	return len(targets), err
 }
 
-// RemoveOtherTags removes from every node the images that differ from this one only by their tags.
-// Containers made of them run on, but cannot be started again. Kubelet removes no image in the lab.
+// RemoveOtherTags removes the images of the same repository with other tags from all nodes. Their
+// containers continue, but cannot be restarted. In the lab, kubelet removes no images.
 func RemoveOtherTags(ctx context.Context, bin string, targets []*Node, image string) error {
 	return each(targets, func(node *Node) error {
 		listed, err := node.ctr(ctx, bin, "images", "ls")
@@ -59,9 +58,9 @@ func RemoveOtherTags(ctx context.Context, bin string, targets []*Node, image str
 	})
 }
 
-// otherTags finds the other tags of an image's repository in what `ctr images ls` prints, and the
-// names by digest under which the CRI plugin has the same images: each of them keeps the content. The image
-// itself may have the same content as another tag, and keeps its name by digest.
+// otherTags returns, from the output of `ctr images ls`, the other tags of an image's repository,
+// and the names by digest under which the CRI plugin has the same images: each of them keeps the
+// content. If the image has the same content as another tag, its name by digest stays.
 func otherTags(listed, image string) (names []string) {
 	repository := image[:strings.LastIndexByte(image, ':')+1]
 	digests, kept := map[string]bool{}, ""
@@ -88,7 +87,7 @@ func otherTags(listed, image string) (names []string) {
 	return names
 }
 
-// Images lists the names of the images a node has.
+// Images returns the names of the node's images.
 func (n *Node) Images(ctx context.Context, bin string) ([]string, error) {
 	out, err := n.ctr(ctx, bin, "images", "ls", "-q")
 	return strings.Fields(out), err
@@ -123,7 +122,7 @@ func writeArchive(imported []*images.Image) (path string, err error) {
 	return file.Name(), nil
 }
 
-// ctr talks to the node's containerd from the host.
+// ctr runs ctr on the host, for the node's containerd.
 func (n *Node) ctr(ctx context.Context, bin string, args ...string) (string, error) {
 	return n.ctrWithInput(ctx, bin, nil, args...)
 }

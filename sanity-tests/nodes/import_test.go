@@ -22,7 +22,8 @@ sha256:222                       application/vnd.docker.distribution.manifest.v2
 	}
 }
 
-// A name by digest is that of all images of the same content. Without it, the CRI plugin has none of them.
+// All images with the same content share one name by digest. Without it, the CRI plugin has none of
+// them.
 func TestAnImageOfTheSameContentLosesItsNameOnly(t *testing.T) {
 	const listed = `REF                              TYPE                                                 DIGEST     SIZE      PLATFORMS   LABELS
 registry.test/a/program:new      application/vnd.docker.distribution.manifest.v2+json sha256:aaa 85.0 MiB linux/amd64 io.cri-containerd.image=managed

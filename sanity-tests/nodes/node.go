@@ -1,8 +1,8 @@
-// Package nodes makes and runs the nodes of a cluster: each one a network and a
-// mount namespace with its own containerd, CNI network and kubelet. Inside, a
-// node looks like any other: /var/lib/kubelet, /run/containerd, /var/log/pods.
+// Package nodes creates and runs the nodes of a cluster: each is a network namespace and a mount
+// namespace with its own containerd, CNI network and kubelet. Inside, a node has the usual paths:
+// /var/lib/kubelet, /run/containerd, /var/log/pods.
 //
-// Credentials and the API server come from package clusters.
+// Package clusters creates the credentials and runs the API server.
 package nodes
 
 import (
@@ -13,57 +13,56 @@ import (
 	"storage.liqo.io/sanity-tests/machine"
 )
 
-// Node is one node of a running or starting lab.
+// Node is a node of a running or starting lab.
 type Node struct {
 	// Name is also the name of the Node object.
 	Name string
-	// Cluster is the name of the cluster it belongs to.
+	// Cluster is the name of its cluster.
 	Cluster string
-	// IP is the node's own address, PodCIDR where its pods get theirs.
+	// IP is the node's address, PodCIDR the address range of its pods.
 	IP      string
 	PodCIDR string
-	// DNS is where its pods ask for names.
+	// DNS is the name server of its pods.
 	DNS string
 }
 
-// Paths inside every node.
+// Paths inside each node.
 const (
 	KubeletDir = "/var/lib/kubelet"
-	// SharedDir is one folder for all nodes of a cluster.
+	// SharedDir is a folder that all nodes of a cluster share.
 	SharedDir = "/mnt/shared"
-	// ProgramsDir has the programs that the lab is made of.
+	// ProgramsDir has the programs of the lab.
 	ProgramsDir = "/opt/lab/bin"
 
 	containerdConfig = "/var/lib/containerd/config.toml"
 	containerdSocket = "/run/containerd/containerd.sock"
 	cniConfigDir     = "/var/lib/cni/net.d"
 	kubeletConfig    = KubeletDir + "/config.yaml"
-	// Kubeconfig and CertificateDir are what package clusters fills in before
-	// the kubelet starts.
+	// Package clusters writes Kubeconfig and CertificateDir before kubelet starts.
 	Kubeconfig     = KubeletDir + "/kubeconfig"
 	CertificateDir = KubeletDir + "/pki"
 
 	proxyConfig = "/var/lib/kube-proxy/config.yaml"
-	// ProxyKubeconfig is filled in by package clusters, too.
+	// Package clusters writes ProxyKubeconfig, too.
 	ProxyKubeconfig = "/var/lib/kube-proxy/kubeconfig"
 )
 
-// Namespace is where the node's processes run.
+// Namespace returns the namespaces of the node's processes.
 func (n *Node) Namespace() machine.Namespace {
 	return machine.Namespace{Name: n.Name, Dirs: machine.Path("n", n.Name)}
 }
 
-// HostPath is where a path of the node is on the host. Mounts that are made
-// below the node's own folders are visible there, too.
+// HostPath returns the host's path of a path on the node. Mounts below the node's private folders
+// are visible there, too.
 func (n *Node) HostPath(path string) string { return n.Namespace().HostPath(path) }
 
-// KubeletRoot is where the node's /var/lib/kubelet is on the host.
+// KubeletRoot returns the host's path of the node's /var/lib/kubelet.
 func (n *Node) KubeletRoot() string { return n.HostPath(KubeletDir) }
 
-// ContainerdSocket is where the node's containerd listens, on the host.
+// ContainerdSocket returns the host's path of containerd's socket.
 func (n *Node) ContainerdSocket() string { return n.HostPath(containerdSocket) }
 
-// Command prepares a command that runs on the node.
+// Command returns a command that runs on the node.
 func (n *Node) Command(ctx context.Context, name string, args ...string) *exec.Cmd {
 	return n.Namespace().Command(ctx, name, args...)
 }

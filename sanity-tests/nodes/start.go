@@ -11,8 +11,8 @@ import (
 	"storage.liqo.io/sanity-tests/machine"
 )
 
-// Ensure makes the node's namespaces and configuration. bin holds the programs,
-// shared the folder that all nodes of the cluster see as SharedDir.
+// Ensure creates the node's namespaces and configuration. bin is the folder of the programs, shared
+// the host's folder for SharedDir.
 func (n *Node) Ensure(bin, shared string) error {
 	if err := os.MkdirAll(shared, 0o755); err != nil {
 		return fmt.Errorf("create the shared folder of %s: %w", n.Cluster, err)
@@ -41,7 +41,7 @@ func (n *Node) Ensure(bin, shared string) error {
 	return nil
 }
 
-// ContainerdSpec says how the node's containerd is started.
+// ContainerdSpec returns how the node's containerd is started.
 func (n *Node) ContainerdSpec() machine.Spec {
 	return machine.Spec{
 		Name:      n.Containerd(),
@@ -51,7 +51,7 @@ func (n *Node) ContainerdSpec() machine.Spec {
 	}
 }
 
-// KubeletSpec says how the node's kubelet is started.
+// KubeletSpec returns how the node's kubelet is started.
 func (n *Node) KubeletSpec() machine.Spec {
 	return machine.Spec{
 		Name:      n.Kubelet(),
@@ -69,7 +69,7 @@ func (n *Node) KubeletSpec() machine.Spec {
 	}
 }
 
-// KubeProxySpec says how the node's kube-proxy is started.
+// KubeProxySpec returns how the node's kube-proxy is started.
 func (n *Node) KubeProxySpec() machine.Spec {
 	return machine.Spec{
 		Name:      n.KubeProxy(),
@@ -79,7 +79,7 @@ func (n *Node) KubeProxySpec() machine.Spec {
 	}
 }
 
-// LeadsTo succeeds when the node knows the way to the address of a service.
+// LeadsTo succeeds when kube-proxy has created the node's rules for the address of a service.
 func (n *Node) LeadsTo(ctx context.Context, service string) error {
 	out, err := n.Command(ctx, "nft", "list", "map", "ip", "kube-proxy", "service-ips").CombinedOutput()
 	if err != nil {
@@ -91,7 +91,7 @@ func (n *Node) LeadsTo(ctx context.Context, service string) error {
 	return nil
 }
 
-// ContainerdAnswers succeeds when containerd takes connections.
+// ContainerdAnswers succeeds when containerd accepts connections.
 func (n *Node) ContainerdAnswers(ctx context.Context) error {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", n.ContainerdSocket())
 	if err != nil {

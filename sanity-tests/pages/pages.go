@@ -1,5 +1,5 @@
-// Package pages reads the commands that a page of documentation has, for tests that run them from top to
-// bottom: fenced blocks of sh are commands, and a block of text below one is what they print.
+// Package pages reads the commands in a page of documentation, for tests that run them from top to
+// bottom: fenced blocks of sh are commands, and a block of text below one is their output.
 package pages
 
 import (
@@ -18,7 +18,7 @@ const (
 
 // Block is a fenced block of a page.
 type Block struct {
-	// Line is that of its first line in the page.
+	// Line is the number of its first line in the page.
 	Line     int
 	Language string
 	Text     string
@@ -26,7 +26,7 @@ type Block struct {
 
 var fence = regexp.MustCompile("^( *)```([A-Za-z0-9]*)[ \t]*$")
 
-// Blocks are the fenced blocks of a page. Those in lists are indented, and lose that.
+// Blocks returns the fenced blocks of a page, without the indentation of those in lists.
 func Blocks(markdown string) (blocks []Block, err error) {
 	var open *Block
 	indent := ""
@@ -52,7 +52,7 @@ func Blocks(markdown string) (blocks []Block, err error) {
 	return blocks, nil
 }
 
-// Command is what a user pastes as one: a line with its continuations and here-documents.
+// Command is what a user pastes at once: a line with its continuations and here-documents.
 type Command struct {
 	Line int
 	Text string
@@ -60,7 +60,7 @@ type Command struct {
 
 var hereDocument = regexp.MustCompile(`<<(-?)\s*(['"]?)([A-Za-z_]+)(['"]?)`)
 
-// Commands are those of a block of sh. Comments alone are none.
+// Commands returns the commands of a block of sh, without comments.
 func (b Block) Commands() (commands []Command, err error) {
 	var open *Command
 	end := "" // of the here-document
@@ -96,14 +96,15 @@ func (b Block) Commands() (commands []Command, err error) {
 	return commands, nil
 }
 
-// Step is a block of commands, and what it prints as far as the page shows it.
+// Step is a block of commands, and its output as far as the page shows it.
 type Step struct {
 	Commands []Command
 	Shown    string
 }
 
-// Steps are the blocks of commands of a page, in its order. A block that is neither commands, nor output below
-// some, nor in one of the other languages is an error: whether to paste it would be unknown.
+// Steps returns the blocks of commands of a page, in its order. A block that is neither commands,
+// nor their output, nor in one of the other languages is an error: it would be unclear whether
+// users should paste it.
 func Steps(markdown string, others ...string) (steps []Step, err error) {
 	blocks, err := Blocks(markdown)
 	if err != nil {
@@ -131,8 +132,8 @@ func Steps(markdown string, others ...string) (steps []Step, err error) {
 	return steps, err
 }
 
-// Missing are words of what the page shows that are not in the output. Words with digits and those that are cut
-// short (…) are names, sizes and times of one run, and are not compared.
+// Missing returns words of the output on the page that are not in the actual output. Words with
+// digits and truncated words (…) are names, sizes and times of one run, and are not compared.
 func Missing(shown, output string) (missing []string) {
 	for word := range strings.FieldsSeq(shown) {
 		if strings.ContainsRune(word, '…') || strings.ContainsFunc(word, unicode.IsDigit) {

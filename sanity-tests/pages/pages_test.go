@@ -110,8 +110,8 @@ func TestWordsToLearnAreThoseThatKubernetesDoesNotHave(t *testing.T) {
 	}
 }
 
-// The pages that e2e/pages runs can be read, without a lab, and have as many commands and words to learn as here: a
-// page that asks more of a new user is a decision.
+// The pages that e2e/pages runs can be parsed, and have as many commands and new words as listed
+// here: a page that requires more of a new user is a decision.
 func TestPagesThatAreRunAskNoMoreOfTheirReaders(t *testing.T) {
 	glossary, err := os.ReadFile("../../docs/glossary.md")
 	if err != nil {
@@ -122,8 +122,8 @@ func TestPagesThatAreRunAskNoMoreOfTheirReaders(t *testing.T) {
 		// last is the command after which pods use volumes (the first one of the README, a StatefulSet over both clusters), or
 		// the driver is installed.
 		last string
-		// until is how many commands there are through the last one, which the title of the second page says, and all
-		// how many the page has.
+		// until is the number of commands up to the last one, which the title of the second page
+		// states, and all the number of all commands of the page.
 		until, all int
 		words      string
 	}{

@@ -9,7 +9,7 @@ import (
 	"unicode"
 )
 
-// Through is a page from its beginning through the block with this command, and what that prints.
+// Through returns a page up to the block with this command, and the output of that block.
 func Through(markdown, command string) (string, error) {
 	blocks, err := Blocks(markdown)
 	if err != nil {
@@ -30,7 +30,8 @@ func Through(markdown, command string) (string, error) {
 
 var entry = regexp.MustCompile(`(?m)^\| ([^|-][^|]*) \|`)
 
-// Glossary are the words of the tables of a glossary: its first columns, without what is in parentheses.
+// Glossary returns the words in the first columns of a glossary's tables, without text in
+// parentheses.
 func Glossary(markdown string) (words []string) {
 	for _, found := range entry.FindAllStringSubmatch(markdown, -1) {
 		word, _, _ := strings.Cut(found[1], " (")
@@ -54,8 +55,9 @@ var (
 	known = []string{"--create-namespace", "--help", "--install", "--namespace", "--reset-then-reuse-values", "--set"}
 )
 
-// Words are those that a user of Kubernetes and Helm has to learn from a page: words of the glossary in its text and in what
-// commands print, names with "liqo" in them, and in commands the subcommands and flags of liqo-csi and the values of the chart.
+// Words returns the words that a user of Kubernetes and Helm has to learn for a page: words of the
+// glossary in its text and in the output of commands, names with "liqo" in them, and in commands
+// the subcommands and flags of liqo-csi and the values of the chart.
 func Words(markdown string, glossary []string) []string {
 	var code strings.Builder
 	text := block.ReplaceAllStringFunc(markdown, func(whole string) string {

@@ -1,6 +1,5 @@
-// Package pki makes the certificates of a cluster: authorities, serving and
-// client certificates and the service account key. It writes files and knows
-// nothing of who uses them.
+// Package pki creates the certificates of a cluster: authorities, serving and client certificates,
+// and the key of service account tokens. It only writes files.
 package pki
 
 import (
@@ -21,27 +20,27 @@ import (
 	"time"
 )
 
-// validity is longer than any lab lives, and short enough to be harmless.
+// validity is longer than any lab runs, and short enough to be harmless.
 const validity = 30 * 24 * time.Hour
 
 // Dir is a folder of certificates: NAME.crt and NAME.key.
 type Dir string
 
-// Cert is the path of a certificate.
+// Cert returns the path of a certificate.
 func (d Dir) Cert(name string) string { return filepath.Join(string(d), name+".crt") }
 
-// Key is the path of a private key.
+// Key returns the path of a private key.
 func (d Dir) Key(name string) string { return filepath.Join(string(d), name+".key") }
 
-// Request says what a certificate is for.
+// Request describes a certificate.
 type Request struct {
-	// Name names the files.
+	// Name is the name of the files.
 	Name string
 	// CommonName and Organizations are the user and the groups of a client.
 	CommonName    string
 	Organizations []string
-	// Hosts are the names and addresses of a server; a certificate without
-	// any is for clients only.
+	// Hosts are the names and addresses of a server; a certificate without them is for clients
+	// only.
 	Hosts []string
 }
 
@@ -51,7 +50,7 @@ type Authority struct {
 	key  crypto.Signer
 }
 
-// Authority loads the authority of that name, or makes it.
+// Authority loads the authority of that name, or creates it.
 func (d Dir) Authority(name string) (*Authority, error) {
 	if err := os.MkdirAll(string(d), 0o700); err != nil {
 		return nil, fmt.Errorf("create the certificate folder: %w", err)
@@ -90,7 +89,7 @@ func (d Dir) makeAuthority(name string) error {
 	return d.write(name, der, key)
 }
 
-// Issue makes a certificate in a folder, unless it is there already.
+// Issue creates a certificate in a folder, unless it exists.
 func (a *Authority) Issue(dir Dir, request Request) error {
 	if _, err := os.Stat(dir.Cert(request.Name)); err == nil {
 		return nil
@@ -132,8 +131,7 @@ func (a *Authority) issue(dir Dir, request Request) error {
 	return dir.write(request.Name, der, key)
 }
 
-// ServiceAccountKey makes the key pair that signs service account tokens:
-// NAME.key and NAME.pub.
+// ServiceAccountKey creates the key pair that signs service account tokens: NAME.key and NAME.pub.
 func (d Dir) ServiceAccountKey(name string) error {
 	if _, err := os.Stat(d.Key(name)); err == nil {
 		return nil
@@ -152,7 +150,7 @@ func (d Dir) ServiceAccountKey(name string) error {
 	return d.writeKey(name, key)
 }
 
-// PublicKey is the path of the public half of a service account key.
+// PublicKey returns the path of the public key of service account tokens.
 func (d Dir) PublicKey(name string) string { return filepath.Join(string(d), name+".pub") }
 
 func newTemplate(commonName string, organizations []string) (*x509.Certificate, error) {
@@ -169,8 +167,7 @@ func newTemplate(commonName string, organizations []string) (*x509.Certificate, 
 	}, nil
 }
 
-// write stores key and certificate, the certificate last: where it is, both
-// are.
+// write writes the key and then the certificate: if the certificate exists, the key does.
 func (d Dir) write(name string, der []byte, key *ecdsa.PrivateKey) error {
 	if err := d.writeKey(name, key); err != nil {
 		return err

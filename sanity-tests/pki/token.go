@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// Redated is a service account token with other dates, signed again with the key of that name: API servers
-// issue none that is valid for less than ten minutes.
+// Redated returns a service account token with other dates, signed with the key of that name: API
+// servers issue no token that is valid for less than ten minutes.
 func (d Dir) Redated(key, token string, issued, expires time.Time) (string, error) {
 	signer, err := readKey(d.Key(key))
 	if err != nil {
@@ -43,7 +43,7 @@ func (d Dir) Redated(key, token string, issued, expires time.Time) (string, erro
 	if err != nil {
 		return "", err
 	}
-	signature := make([]byte, 64) // as RFC 7518 has it for P-256
+	signature := make([]byte, 64) // the format of RFC 7518 for P-256
 	r.FillBytes(signature[:32])
 	s.FillBytes(signature[32:])
 	return signed + "." + base64.RawURLEncoding.EncodeToString(signature), nil

@@ -20,8 +20,8 @@ import (
 	"storage.liqo.io/sanity-tests/driver"
 )
 
-// Everything makes all files of a release anew, and returns the images among them. What this machine
-// cannot build for another architecture is said and left out.
+// Everything creates all files of a release, and returns its images. It reports and skips what this
+// machine cannot build for another architecture.
 func (r *Release) Everything(ctx context.Context, progress io.Writer) ([]*BuiltImage, error) {
 	if err := errors.Join(os.RemoveAll(r.Dist), os.MkdirAll(r.Dist, 0o755)); err != nil {
 		return nil, err
@@ -83,7 +83,7 @@ func (r *Release) write(name string, content []byte) error {
 	return os.WriteFile(filepath.Join(r.Dist, name), content, 0o644)
 }
 
-// program writes the archive of the program, which is the command-line tool.
+// program writes the archive with the program, which is also the command-line tool.
 func (r *Release) program(architecture, binary string) (err error) {
 	name := fmt.Sprintf("liqo-csi-%s-linux-%s", r.Version, architecture)
 	file, err := os.Create(filepath.Join(r.Dist, name+".tar.gz"))
@@ -118,9 +118,10 @@ func (r *Release) program(architecture, binary string) (err error) {
 
 var imageValues = regexp.MustCompile(`(?m)^(image:\n  repository: ).+\n((?:  #.*\n)*  tag: ).+$`)
 
-// helm is for a copy of the chart, in this folder, whose image is that of the release.
+// helm copies the chart into this folder, sets the image of the release in it, and returns Helm for
+// it.
 func (r *Release) helm(ctx context.Context, folder string) (*chart.Helm, error) {
-	folder = filepath.Join(folder, filepath.Base(r.chart())) // as helm package wants it
+	folder = filepath.Join(folder, filepath.Base(r.chart())) // helm package requires this name
 	if err := os.CopyFS(folder, os.DirFS(r.chart())); err != nil {
 		return nil, err
 	}
@@ -146,7 +147,7 @@ func (r *Release) helm(ctx context.Context, folder string) (*chart.Helm, error) 
 
 var imageLine = regexp.MustCompile(`(?m)^ *(?:- )?image: (\S+)$`)
 
-// imageList names all images that the chart can run, for those who mirror them.
+// imageList writes the names of all images that the chart can run, for users who mirror them.
 func (r *Release) imageList(ctx context.Context, helm *chart.Helm) ([]byte, error) {
 	all := chart.Values{
 		"fabric":     chart.Values{"enabled": true},

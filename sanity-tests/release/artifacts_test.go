@@ -26,7 +26,7 @@ func read(t *testing.T) *Release {
 }
 
 func TestReleaseHasAllFiles(t *testing.T) {
-	// In the place of the driver, a program that says its version.
+	// A program that prints a version replaces the driver.
 	stand, err := exec.LookPath("true")
 	if err != nil {
 		t.Fatal(err)
@@ -145,7 +145,7 @@ func TestSBOMListsWhatTheDriverIsMadeOf(t *testing.T) {
 			t.Errorf("%s is not listed", needed)
 		}
 	}
-	// Tests alone use it.
+	// Only tests use it.
 	if names["proptest"].Name != "" {
 		t.Error("proptest is listed")
 	}

@@ -1,5 +1,5 @@
-// Package release makes what is published: the image, the packaged chart, archives of the program,
-// and what belongs to them. `make image` and `make release` call it.
+// Package release creates what is published: the image, the packaged chart, archives of the
+// program, checksums and lists of parts. `make image` and `make release` call it.
 package release
 
 import (
@@ -19,20 +19,22 @@ import (
 	"storage.liqo.io/sanity-tests/images"
 )
 
-// MaxImageSize is how large the unpacked image may be: every node of every cluster fetches it.
+// MaxImageSize is the maximum size of the unpacked image, because every node of every cluster pulls
+// it.
 const MaxImageSize = 100 << 20
 
-// packages are where driver.Tools come from.
+// packages have the programs of driver.Tools.
 var packages = []string{"btrfs-progs", "e2fsprogs", "nfs-common", "xfsprogs"}
 
-// settings of Debian's that these programs read: how ext file systems are made, and which networks RPC has.
+// settings are files of Debian that these programs read: the defaults of mkfs.ext4, and the
+// networks of RPC.
 var settings = []string{"/etc/mke2fs.conf", "/etc/netconfig"}
 
-// user is the controller's; the node plugin's pod asks for root, because it mounts, and movers do,
-// because they copy files of all owners.
+// user is the controller's. The node plugin's pod runs as root, because it mounts, and so do
+// movers, because they copy files of all owners.
 const user = "65532:65532"
 
-// versionFlag has a program say its version, which shows that it runs.
+// versionFlag returns the flag with which a program prints its version, which shows that it runs.
 func versionFlag(program string) string {
 	if program == "mkfs.btrfs" || program == driver.Program {
 		return "--version"
@@ -44,13 +46,13 @@ func versionFlag(program string) string {
 type BuiltImage struct {
 	*images.Image
 	Architecture, Archive string
-	// Size is that of the unpacked files.
+	// Size is the size of the unpacked files.
 	Size int64
-	// Packages are those of Debian of which it has something.
+	// Packages are the Debian packages with files in the image.
 	Packages []images.Package
 }
 
-// Image makes the image around a program, tries it, and writes its archive.
+// Image creates the image of a program, checks it, and writes its archive.
 func (r *Release) Image(ctx context.Context, architecture, binary string) (*BuiltImage, error) {
 	image, packages, err := assemble(ctx, r.ImageName, architecture, binary)
 	if err != nil {
@@ -68,8 +70,8 @@ func (r *Release) Image(ctx context.Context, architecture, binary string) (*Buil
 	return built, errors.Join(images.WriteArchive(out, image), out.Close())
 }
 
-// assemble puts together the driver, the programs that it runs, and the libraries of both,
-// without a container engine. Without a program, it is all but the driver.
+// assemble returns an image with the driver, the programs that it runs, and their libraries.
+// Without a program, the driver is left out.
 func assemble(ctx context.Context, name, architecture, binary string) (*images.Image, []images.Package, error) {
 	debian, err := images.UnpackDebian(ctx, architecture, packages...)
 	if err != nil {
@@ -91,8 +93,8 @@ func assemble(ctx context.Context, name, architecture, binary string) (*images.I
 	return image, debian.Used(), image.Err()
 }
 
-// check refuses an image that is too large, or in which a program does not start, and says how large
-// it is. Programs of another architecture than this machine's cannot be tried.
+// check returns the size of an image, and an error if it is too large or one of its programs does
+// not start. It does not start programs of another architecture than this machine's.
 func check(ctx context.Context, image *images.Image) (size int64, err error) {
 	root, err := os.MkdirTemp("", "image-")
 	if err != nil {
@@ -116,12 +118,12 @@ func check(ctx context.Context, image *images.Image) (size int64, err error) {
 	return size, err
 }
 
-// runIn runs a program of the unpacked image as if that were all there is.
+// runIn runs a program with the unpacked image as its root directory.
 func runIn(ctx context.Context, root, program string, args ...string) ([]byte, error) {
 	if !filepath.IsAbs(program) {
 		program = filepath.Join("/usr/sbin", program)
 	}
-	// Without root, the right to change the root directory is that of a user namespace.
+	// Without root, changing the root directory requires a user namespace.
 	attributes := &syscall.SysProcAttr{Chroot: root}
 	if os.Geteuid() != 0 {
 		attributes.Cloneflags = syscall.CLONE_NEWUSER

@@ -23,7 +23,8 @@ import (
 // maxTools leaves two thirds of MaxImageSize to the driver, which these tests do not build.
 const maxTools = MaxImageSize / 3
 
-// withoutDriver is the image but for the driver, where it is unpacked, and its size.
+// withoutDriver returns the image without the driver, the folder where it is unpacked, and its
+// size.
 func withoutDriver(t *testing.T, architecture string) (image *images.Image, root string, size int64) {
 	t.Helper()
 	if _, err := exec.LookPath("apt-get"); err != nil {
@@ -69,7 +70,7 @@ func TestImageHasWhatIsUsedAndLittleElse(t *testing.T) {
 	}
 }
 
-// What the driver calls is in the image, and what is in it, the driver calls.
+// The image has exactly the programs that the driver calls.
 func TestImageHasTheProgramsThatTheSourcesName(t *testing.T) {
 	named, calls := map[string]bool{}, regexp.MustCompile(`Command::new\("(.*?)"\)`)
 	err := filepath.WalkDir("../..", func(path string, entry os.DirEntry, err error) error {
@@ -86,7 +87,7 @@ func TestImageHasTheProgramsThatTheSourcesName(t *testing.T) {
 		for _, found := range calls.FindAllStringSubmatch(code, -1) {
 			named[found[1]] = true
 		}
-		// One calls what a table names.
+		// One call uses the names of a table.
 		if _, makers, is := strings.Cut(code, "const MAKERS:"); is && strings.Contains(code, `format!("mkfs.{name}")`) {
 			makers, _, _ = strings.Cut(makers, "];\n")
 			for _, found := range regexp.MustCompile(`\("(\w+)", &\[`).FindAllStringSubmatch(makers, -1) {
@@ -112,12 +113,12 @@ func TestImageHasTheProgramsThatTheSourcesName(t *testing.T) {
 
 func TestProgramsOfTheImageWorkInIt(t *testing.T) {
 	_, root, _ := withoutDriver(t, runtime.GOARCH)
-	// What mkfs.btrfs reads of the kernel: that the device is not mounted.
+	// mkfs.btrfs reads from this file of the kernel that the device is not mounted.
 	if err := errors.Join(os.MkdirAll(filepath.Join(root, "proc/self"), 0o755), os.WriteFile(filepath.Join(root, "proc/self/mounts"), nil, 0o600),
 		os.Symlink("self/mounts", filepath.Join(root, "proc/mounts")), os.WriteFile(filepath.Join(root, "proc/swaps"), nil, 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	// Where each file system has its magic number.
+	// The position of each file system's magic number.
 	magic := map[string]struct {
 		at   int64
 		text string
@@ -151,7 +152,8 @@ func TestProgramsOfTheImageWorkInIt(t *testing.T) {
 			t.Errorf("%s made no %s: %q, %v", tool, kind, found, err)
 		}
 	}
-	// It needs a library for each of its versions and a file for the names of networks, but no kernel with NFS to say this.
+	// To print this, it needs a library for each of its versions and a file with the names of
+	// networks, but no kernel with NFS.
 	out, err := runIn(t.Context(), root, "mount.nfs", "192.0.2.1:/export", "/tmp", "-o", "nfsvers=4.2,timeo=1,retry=0,bogus")
 	if err == nil || strings.Contains(string(out), "cannot open shared object") || strings.Contains(string(out), "netconfig") {
 		t.Errorf("mount.nfs: %v: %s", err, out)
@@ -177,7 +179,7 @@ func TestImageWithoutALibraryIsRefused(t *testing.T) {
 	}
 }
 
-// crane serves a registry as well as it pushes to one.
+// crane can also serve a registry.
 func TestImageIsPushedToARegistry(t *testing.T) {
 	crane, err := components.Tool(t.Context(), "registry", "github.com/google/go-containerregistry/cmd/crane")
 	if err != nil {

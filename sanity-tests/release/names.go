@@ -16,19 +16,19 @@ import (
 	"storage.liqo.io/sanity-tests/components"
 )
 
-// Release is what is released.
+// Release describes a release.
 type Release struct {
-	// Root is the repository, Dist the folder for all that is made.
+	// Root is the repository, Dist the folder for all created files.
 	Root, Dist string
 	// Version is the chart's appVersion, and ImageName the image that the chart names.
 	Version, ImageName string
-	// Architectures are those that are built, if this machine can; it always builds its own.
+	// Architectures are those to build, if this machine can; it can always build its own.
 	Architectures []string
-	// Time is that of the commit, so that the same commit gives the same files.
+	// Time is the time of the commit, so that the same commit results in the same files.
 	Time time.Time
 }
 
-// Read finds out what the repository around the working directory would release.
+// Read returns the release of the repository that contains the working directory.
 func Read(ctx context.Context) (*Release, error) {
 	module, err := components.ModuleRoot(ctx)
 	if err != nil {
@@ -58,7 +58,8 @@ func Read(ctx context.Context) (*Release, error) {
 	return release, os.MkdirAll(release.Dist, 0o755)
 }
 
-// architectures are those of releases, this machine's first: what fails, fails for that.
+// architectures returns the architectures of releases, this machine's first, so that errors show
+// early.
 func architectures() []string {
 	all := []string{runtime.GOARCH}
 	for _, other := range []string{"amd64", "arm64"} {
@@ -71,7 +72,7 @@ func architectures() []string {
 
 func (r *Release) chart() string { return filepath.Join(r.Root, "deploy", "chart", "liqo-csi") }
 
-// ImageArchive is the file for the image of an architecture.
+// ImageArchive returns the path of the image of an architecture.
 func (r *Release) ImageArchive(architecture string) string {
 	return filepath.Join(r.Dist, fmt.Sprintf("liqo-csi-image-%s-linux-%s.tar", r.Version, architecture))
 }

@@ -18,7 +18,7 @@ import (
 	"storage.liqo.io/sanity-tests/images"
 )
 
-// bom is a CycloneDX document, as far as it is used.
+// bom has the used fields of a CycloneDX document.
 type bom struct {
 	Format       string       `json:"bomFormat"`
 	SpecVersion  string       `json:"specVersion"`
@@ -57,7 +57,7 @@ type dependency struct {
 	DependsOn []string `json:"dependsOn,omitempty"`
 }
 
-// crates is what `cargo metadata` prints, as far as it is read.
+// crates has the used fields of the output of `cargo metadata`.
 type crates struct {
 	Packages []struct {
 		ID, Name, Version string
@@ -77,8 +77,8 @@ type crates struct {
 // program is the package whose crates are listed.
 const program = "liqo-csi"
 
-// SBOM lists what a release is made of: the crates of the driver with their checksums in Cargo.lock, and
-// the Debian packages of which the images have something.
+// SBOM lists the parts of a release: the crates of the driver with their checksums from Cargo.lock,
+// and the Debian packages with files in the images.
 func (r *Release) SBOM(ctx context.Context, built []*BuiltImage) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, "cargo", "metadata", "--locked", "--format-version", "1")
 	cmd.Dir = r.Root
@@ -112,7 +112,7 @@ func (r *Release) SBOM(ctx context.Context, built []*BuiltImage) ([]byte, error)
 	return json.MarshalIndent(document, "", "  ")
 }
 
-// addCrates adds all that the driver is compiled from: not what only tests need.
+// addCrates adds the crates that are compiled into the driver, not those of tests.
 func (b *bom) addCrates(all crates, sums map[string]string) error {
 	needs := map[string][]string{}
 	for _, node := range all.Resolve.Nodes {
@@ -168,7 +168,7 @@ func (b *bom) addCrates(all crates, sums map[string]string) error {
 	return nil
 }
 
-// checksums are those of Cargo.lock, by name and version.
+// checksums returns the checksums in Cargo.lock, by name and version.
 func checksums(locked string) map[string]string {
 	sums := map[string]string{}
 	for _, block := range strings.Split(locked, "[[package]]\n")[1:] {

@@ -1,6 +1,6 @@
-// Package sample has the number that everything follows from which is not the same in every
-// run: which of the tests `make test` runs, and what tests throw dice for. It grows with the
-// history, so that the runs of successive commits differ and those of one commit do not.
+// Package sample has the seed for everything that differs between runs: which tests `make test`
+// runs, and random choices in tests. It depends on the number of commits, so that runs of
+// successive commits differ and those of one commit do not.
 package sample
 
 import (
@@ -11,7 +11,7 @@ import (
 	"sync"
 )
 
-// SeedVariable gives the seed, to repeat a run.
+// SeedVariable is the environment variable with a seed, to repeat a run.
 const SeedVariable = "LIQO_CSI_SEED"
 
 // Seed is the variable's, else the number of commits in the history, so that successive
@@ -25,7 +25,8 @@ func seedOf(variable string, commits int) int64 {
 	return int64(max(1, commits))
 }
 
-// Commits is how many the history has that is checked out, and 0 in an archive without one.
+// Commits returns the number of commits in the history, and 0 without one, as in an archive of the
+// sources.
 func Commits() int {
 	out, err := exec.Command("git", "rev-list", "--count", "HEAD").Output()
 	if err != nil {

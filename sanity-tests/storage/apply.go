@@ -31,8 +31,7 @@ import (
 //go:embed manifests
 var manifests embed.FS
 
-// applier writes objects with server-side apply, so that applying twice is the
-// same as once.
+// applier applies objects with server-side apply, which is idempotent.
 type applier struct {
 	client dynamic.Interface
 	mapper *restmapper.DeferredDiscoveryRESTMapper
@@ -54,7 +53,7 @@ func newApplier(cluster *clusters.Cluster) (*applier, error) {
 	return &applier{client: client, mapper: restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(kinds))}, nil
 }
 
-// applyManifest fills in one of the embedded manifests and applies it.
+// applyManifest renders one of the embedded manifests and applies it.
 func (a *applier) applyManifest(ctx context.Context, name string, filled values) error {
 	file := "manifests/" + name + ".yaml"
 	parsed, err := template.New(name+".yaml").Funcs(template.FuncMap{"join": strings.Join}).Option("missingkey=error").ParseFS(manifests, file)
@@ -108,8 +107,8 @@ func (a *applier) applyObject(ctx context.Context, object *unstructured.Unstruct
 
 const snapshotClientModule = "github.com/kubernetes-csi/external-snapshotter/client/v8"
 
-// applySnapshotCRDs applies the CRDs that lie in the module of the snapshot
-// controller's client, and waits until their kinds can be used.
+// applySnapshotCRDs applies the CRDs in the module of the snapshot controller's client, and waits
+// until their kinds are served.
 func applySnapshotCRDs(ctx context.Context, a *applier) error {
 	dir, err := moduleDir(ctx, "kubernetes", snapshotClientModule)
 	if err != nil {
@@ -137,7 +136,7 @@ func applySnapshotCRDs(ctx context.Context, a *applier) error {
 	})
 }
 
-// moduleDir is where Go keeps a module that a folder of components pins.
+// moduleDir returns the folder in Go's module cache of a module that a folder of components pins.
 func moduleDir(ctx context.Context, folder, module string) (string, error) {
 	root, err := components.ModuleRoot(ctx)
 	if err != nil {

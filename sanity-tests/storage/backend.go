@@ -16,29 +16,28 @@ import (
 	"storage.liqo.io/sanity-tests/clusters"
 )
 
-// Backend looks behind one driver of one cluster, through the files of its
-// state directory.
+// Backend reads and writes the state directory of a driver in a cluster.
 type Backend struct{ dir string }
 
-// BackendOf finds the backend of a driver.
+// BackendOf returns the backend of a driver.
 func BackendOf(cluster *clusters.Cluster, driver Driver) Backend {
 	return Backend{dir: driver.StateDir(cluster)}
 }
 
-// Fault spoils calls of the driver. Fields and file format are those of package
-// faults in the module reference, which explains them.
+// Fault is a fault in calls of the driver. Package faults in the module reference describes its
+// fields and its file.
 type Fault struct {
 	// RPC is a name such as "CreateVolume", or "*".
 	RPC string `json:"rpc"`
 	// Node limits the fault to one node's plugin.
 	Node string `json:"node,omitempty"`
-	// Match is part of a volume's id or name, or of its claim as
-	// "namespace/name": "my-namespace/" spoils one test's claims only.
+	// Match is part of a volume's id or name, or of its claim as "namespace/name": "my-namespace/"
+	// matches the claims of one test.
 	Match string `json:"match,omitempty"`
 	// When is "before" (default) or "after" the work.
 	When  string `json:"when,omitempty"`
 	Delay string `json:"delay,omitempty"`
-	// Hang lasts until the caller gives up or the fault is removed.
+	// Hang lasts until the caller cancels or the fault is removed.
 	Hang    bool   `json:"hang,omitempty"`
 	Code    string `json:"code,omitempty"`
 	Message string `json:"message,omitempty"`
@@ -50,8 +49,8 @@ type switches struct {
 	Rules     []Fault `json:"rules,omitempty"`
 }
 
-// AddFault switches a fault on; remove switches it off again. Faults of tests
-// that run at the same time do not disturb each other.
+// AddFault adds a fault until remove is called. Faults of tests that run at the same time are
+// independent.
 func (b Backend) AddFault(fault Fault) (remove func() error, err error) {
 	err = b.change(func(s *switches) { s.Rules = append(s.Rules, fault) })
 	return func() error {
@@ -63,13 +62,13 @@ func (b Backend) AddFault(fault Fault) (remove func() error, err error) {
 	}, err
 }
 
-// SetSpaceLeft makes the backend claim that it has only so many bytes left; nil
-// takes the claim back. It concerns all users of the driver.
+// SetSpaceLeft sets the free space of the backend, for all users of the driver; nil removes the
+// setting.
 func (b Backend) SetSpaceLeft(bytes *int64) error {
 	return b.change(func(s *switches) { s.SpaceLeft = bytes })
 }
 
-// ClearFaults takes back everything, and says whether there was anything.
+// ClearFaults removes all faults, and reports whether there were any.
 func (b Backend) ClearFaults() (cleared bool, err error) {
 	err = b.change(func(s *switches) {
 		cleared = s.SpaceLeft != nil || len(s.Rules) > 0
@@ -134,7 +133,7 @@ type Call struct {
 	Secrets        []string  `json:"secrets"` // names
 }
 
-// Calls returns the calls that the filter wants, oldest first.
+// Calls returns the calls that match, oldest first.
 func (b Backend) Calls(wanted func(Call) bool) ([]Call, error) {
 	text, err := os.ReadFile(filepath.Join(b.dir, "calls.log"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -156,8 +155,8 @@ func (b Backend) Calls(wanted func(Call) bool) ([]Call, error) {
 	return calls, nil
 }
 
-// Volume is what the backend keeps about a volume; package state in the module
-// reference has all of it.
+// Volume has fields of the record of a volume; package state in the module reference has all of
+// them.
 type Volume struct {
 	ID          string                     `json:"id"`
 	Name        string                     `json:"name"`
@@ -171,8 +170,7 @@ type Volume struct {
 	Stages      map[string]json.RawMessage `json:"stages"`
 }
 
-// Volumes returns all volumes of the backend: what is left of them after a test
-// is a leak.
+// Volumes returns all volumes of the backend: those that exist after a test are leaks.
 func (b Backend) Volumes() ([]Volume, error) {
 	files, err := filepath.Glob(filepath.Join(b.dir, "volumes", "vol-*.json"))
 	if err != nil {
@@ -203,8 +201,7 @@ func (b Backend) Volume(id string) (Volume, error) {
 	return volume, nil
 }
 
-// Data is where the content of a volume lies on the host: a directory or an
-// image file.
+// Data returns the host's path of the content of a volume: a directory or an image file.
 func (b Backend) Data(id string) string { return filepath.Join(b.dir, "data", id) }
 
 func readJSON(file string, into any) error {

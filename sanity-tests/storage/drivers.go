@@ -10,38 +10,37 @@ import (
 	"storage.liqo.io/sanity-tests/nodes"
 )
 
-// Driver is one way to run the reference driver. Four of them run side by side,
-// because a driver's name carries its fsGroup policy, its need of attachment
-// and its topology for a whole cluster. Only Reference has a class of each
-// kind; the others exist for what sets them apart.
+// Driver is a configuration of the reference driver. Four of them run in parallel, because fsGroup
+// policy, attachment and topology are settings of a driver in the whole cluster. Only Reference has
+// a class of each kind; the others have what their setting needs.
 type Driver struct {
-	// Name is the CSI driver's name, Short that of its Deployment.
+	// Name is the CSI driver's name, Short the name of its Deployment.
 	Name, Short string
 	// FSGroupPolicy is that of the CSIDriver object.
 	FSGroupPolicy string
-	// Attach makes volumes need a VolumeAttachment.
+	// Attach makes volumes require a VolumeAttachment.
 	Attach bool
-	// PublishesCapacity makes the scheduler look at CSIStorageCapacity.
+	// PublishesCapacity makes the scheduler use CSIStorageCapacity.
 	PublishesCapacity bool
-	// Flags go to the driver itself, sidecars are those it runs with.
+	// Flags are those of the driver, sidecars the names of its sidecars.
 	Flags    []string
 	sidecars []string
 }
 
-// The drivers. What is left out is kubelet's or the sidecars' default.
+// The drivers. Omitted settings have the default of kubelet or of the sidecars.
 var (
-	// Reference reaches its volumes from every node and needs no attachment.
+	// The volumes of Reference are accessible from every node, and need no attachment.
 	Reference = Driver{
 		Name: "reference.storage.test", Short: "reference", FSGroupPolicy: "ReadWriteOnceWithFSType",
 		sidecars: []string{"csi-provisioner", "csi-resizer", "csi-snapshotter"},
 	}
-	// Attach stages nothing that is not attached, and has an attach limit.
+	// Attach stages only attached volumes, and has an attach limit.
 	Attach = Driver{
 		Name: "attach.reference.storage.test", Short: "reference-attach", FSGroupPolicy: "File", Attach: true,
 		Flags:    []string{"--attach", "--max-volumes-per-node=24"},
 		sidecars: []string{"csi-provisioner", "csi-attacher", "csi-resizer", "csi-snapshotter"},
 	}
-	// Local keeps each volume on one node and publishes what each node has left.
+	// Local keeps each volume on one node and publishes the free space of each node.
 	Local = Driver{
 		Name: "local.reference.storage.test", Short: "reference-local", FSGroupPolicy: "None", PublishesCapacity: true,
 		Flags:    []string{"--topology=node-local", fmt.Sprintf("--capacity-bytes=%d", LocalCapacityBytes)},
@@ -55,29 +54,30 @@ var (
 	}
 )
 
-// LocalCapacityBytes is what the driver Local has on each node.
+// LocalCapacityBytes is the capacity of the driver Local on each node.
 const LocalCapacityBytes = int64(20) << 30
 
-// Drivers are all of them.
+// Drivers returns all drivers.
 func Drivers() []Driver { return []Driver{Reference, Attach, Local, Group} }
 
-// sidecarFlags are those beyond what all sidecars get.
+// sidecarFlags returns the flags of a sidecar in addition to the common ones.
 func (d Driver) sidecarFlags(sidecar string) []string {
 	switch sidecar {
 	case "csi-provisioner":
 	case "csi-resizer":
-		// The stock five minutes after a refusal are longer than a test waits.
+		// The default, five minutes after an error, is longer than a test waits.
 		return []string{"--retry-interval-max=10s"}
 	case "csi-snapshotter":
-		// So are fifteen, before one that was deleted while it was cut is looked at again.
+		// The default resync of fifteen minutes, too, after which a snapshot is reconciled that was
+		// deleted while it was created.
 		return []string{"--resync-period=10s", "--retry-interval-max=10s"}
 	default:
 		return nil
 	}
-	// Metadata lets fault switches and the call log name claims.
+	// With the metadata of claims, faults and the call log can name them.
 	flags := []string{"--extra-create-metadata"}
 	if slices.Contains(d.sidecars, "csi-snapshotter") {
-		// A snapshot whose restore was given up is held that long.
+		// A snapshot is protected until this sweep after its restore was abandoned.
 		flags = append(flags, "--snapshot-orphan-sweep-interval=10s")
 	}
 	if d.PublishesCapacity {
@@ -87,11 +87,11 @@ func (d Driver) sidecarFlags(sidecar string) []string {
 	return flags
 }
 
-// stateDir is the driver's state on every node of a cluster.
+// stateDir returns the driver's state directory on every node of a cluster.
 func (d Driver) stateDir() string { return path.Join(nodes.SharedDir, "reference", d.Name) }
 
-// StateDir is where a driver's state is on the host: its records, its data, its
-// fault switches and its call log.
+// StateDir returns the host's path of a driver's state: its records, its data, its faults and its
+// call log.
 func (d Driver) StateDir(cluster *clusters.Cluster) string {
 	return filepath.Join(cluster.SharedDir(), "reference", d.Name)
 }

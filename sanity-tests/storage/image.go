@@ -10,14 +10,15 @@ import (
 	"storage.liqo.io/sanity-tests/images"
 )
 
-// What the driver runs: it makes, checks, grows and copies filesystems.
+// driverTools are the programs with which the driver creates, checks, expands and copies
+// filesystems.
 var driverTools = []string{
 	"/usr/sbin/mkfs.ext4", "/usr/sbin/e2fsck", "/usr/sbin/resize2fs",
 	"/usr/sbin/mkfs.xfs", "/usr/sbin/xfs_growfs", "/usr/bin/cp",
 }
 
-// importDriver builds the reference driver and gives its image to the nodes that
-// do not have it.
+// importDriver builds the reference driver and imports its image into the nodes that do not have
+// it.
 func importDriver(ctx context.Context, cluster *clusters.Cluster) (name string, err error) {
 	root, err := components.ModuleRoot(ctx)
 	if err != nil {

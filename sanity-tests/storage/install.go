@@ -1,11 +1,9 @@
-// Package storage puts real storage into a running cluster of the lab: the
-// reference driver in four variants with the stock sidecars, the snapshot
-// controller, local-path-provisioner, and volumes made by hand for
-// kubernetes.io/no-provisioner. It also lets tests look behind the reference
-// driver and spoil its calls.
+// Package storage installs real storage in a running cluster of the lab: the reference driver in
+// four configurations with the stock sidecars, the snapshot controller, local-path-provisioner, and
+// static volumes for kubernetes.io/no-provisioner. With it, tests also read the state of the
+// reference driver and inject faults.
 //
-// Starting clusters is package clusters' business; the driver itself is the
-// module reference.
+// Package clusters starts the clusters; the module reference has the driver.
 package storage
 
 import (
@@ -20,16 +18,16 @@ import (
 	"storage.liqo.io/sanity-tests/images"
 )
 
-// Namespace is where the drivers run.
+// Namespace is the namespace of the drivers.
 const Namespace = "lab-storage"
 
-// Options are what one can choose about the storage.
+// Options of an installation.
 type Options struct {
-	// Progress is told what happens; nil for nobody.
+	// Progress gets a line per step; nil discards them.
 	Progress io.Writer
 }
 
-// InstallAll makes the storage of all clusters of a lab usable.
+// InstallAll installs the storage of all clusters of a lab.
 func InstallAll(ctx context.Context, lab *clusters.Lab, options Options) error {
 	group, ctx := errgroup.WithContext(ctx)
 	for _, cluster := range lab.Clusters() {
@@ -38,8 +36,7 @@ func InstallAll(ctx context.Context, lab *clusters.Lab, options Options) error {
 	return group.Wait()
 }
 
-// Install makes the storage of a cluster usable. Done again it repairs what is
-// missing or has changed, and otherwise changes nothing.
+// Install installs the storage of a cluster. It is idempotent.
 func Install(ctx context.Context, cluster *clusters.Cluster, options Options) error {
 	if options.Progress == nil {
 		options.Progress = io.Discard
@@ -88,7 +85,7 @@ func install(ctx context.Context, cluster *clusters.Cluster) error {
 	return WaitUsable(ctx, cluster)
 }
 
-// values is what the manifests are filled in with.
+// values are the values of the manifests' templates.
 type values struct {
 	Nodes              []string
 	FirstNode          string
@@ -98,7 +95,7 @@ type values struct {
 	Busybox            string
 	StaticVolumes      []staticVolume
 
-	// Of one driver.
+	// Set for manifests of one driver.
 	Driver   Driver
 	StateDir string
 	Sidecars []sidecar
@@ -135,7 +132,7 @@ func sidecarsOf(ctx context.Context, driver Driver) ([]sidecar, error) {
 	return sidecars, nil
 }
 
-// WaitUsable returns when a claim of every class would be served on every node.
+// WaitUsable waits until claims of every class can be provisioned on every node.
 func WaitUsable(ctx context.Context, cluster *clusters.Cluster) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
 	defer cancel()

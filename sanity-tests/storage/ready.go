@@ -14,10 +14,10 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// condition tells what is still missing, or nothing.
+// condition returns what is missing, or "".
 type condition func(ctx context.Context) (missing string, err error)
 
-// waitFor asks until nothing is missing. What was missing last is in the error.
+// waitFor waits until nothing is missing. The error has what was missing last.
 func waitFor(ctx context.Context, what string, met condition) error {
 	for {
 		missing, err := met(ctx)
@@ -50,7 +50,7 @@ func deploymentReady(client kubernetes.Interface, name string) condition {
 	}
 }
 
-// daemonSetReady is met when the present version runs on every node.
+// daemonSetReady is met when the current version runs on every node.
 func daemonSetReady(client kubernetes.Interface, name string) condition {
 	return func(ctx context.Context) (string, error) {
 		set, err := client.AppsV1().DaemonSets(Namespace).Get(ctx, name, metav1.GetOptions{})
@@ -66,8 +66,7 @@ func daemonSetReady(client kubernetes.Interface, name string) condition {
 	}
 }
 
-// podTrouble says why pods of an app do not run, in the words of kubelet or the
-// scheduler.
+// podTrouble returns why pods of an app do not run, according to kubelet or the scheduler.
 func podTrouble(ctx context.Context, client kubernetes.Interface, namespace, app string) (string, error) {
 	pods, err := client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: "app=" + app})
 	if err != nil {
@@ -92,7 +91,7 @@ func podTrouble(ctx context.Context, client kubernetes.Interface, namespace, app
 	return strings.Join(trouble, "; "), nil
 }
 
-// driversRegistered is met when kubelet has taken notice of all drivers.
+// driversRegistered is met when kubelet has registered all drivers.
 func driversRegistered(client kubernetes.Interface, node string) condition {
 	return func(ctx context.Context) (string, error) {
 		csiNode, err := client.StorageV1().CSINodes().Get(ctx, node, metav1.GetOptions{})
@@ -109,7 +108,7 @@ func driversRegistered(client kubernetes.Interface, node string) condition {
 	}
 }
 
-// capacityPublished is met when the scheduler can see what each node has left.
+// capacityPublished is met when the free space of each node is published.
 func capacityPublished(client kubernetes.Interface, nodes []string) condition {
 	return func(ctx context.Context) (string, error) {
 		capacities, err := client.StorageV1().CSIStorageCapacities(Namespace).List(ctx, metav1.ListOptions{})

@@ -22,7 +22,7 @@ import (
 	"storage.liqo.io/sanity-tests/nodes"
 )
 
-// What an administrator has prepared on each node.
+// Static volumes of an administrator, on each node.
 const (
 	staticDir         = "/mnt/disks"
 	staticDirectories = 4
@@ -36,8 +36,8 @@ type staticVolume struct {
 	Name, Node, Path, Mode, Size string
 }
 
-// prepareStaticVolumes makes directories and one block device on each node.
-// They lie below the lab's state directory, so `lab down` removes them.
+// prepareStaticVolumes creates directories and one block device on each node. They are in the lab's
+// state directory, so `lab down` removes them.
 func prepareStaticVolumes(ctx context.Context, cluster *clusters.Cluster) ([]staticVolume, error) {
 	var volumes []staticVolume
 	for _, node := range cluster.Nodes() {
@@ -63,7 +63,7 @@ func prepareStaticVolumes(ctx context.Context, cluster *clusters.Cluster) ([]sta
 	return volumes, nil
 }
 
-// staticDevice is the loop device of the node's image file.
+// staticDevice returns the loop device of the node's image file.
 func staticDevice(ctx context.Context, node *nodes.Node) (string, error) {
 	image := node.HostPath(path.Join(staticDir, "block.img"))
 	if _, err := os.Stat(image); errors.Is(err, fs.ErrNotExist) {
@@ -89,10 +89,11 @@ func losetup(ctx context.Context, args ...string) (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
-// wiper is the claim that a volume names while it is wiped, so that it is nobody's: there is no such claim.
+// wiper is the name of a claim that does not exist. A volume is bound to it while it is wiped, so
+// that no other claim gets it.
 const wiper = "being-wiped"
 
-// recycling is held by the one test of this process that recycles; others run beside it.
+// recycling is locked by the test of this process that recycles; others run in parallel.
 var recycling sync.Mutex
 
 // RecycleStatic makes released volumes of the class static-local available
@@ -119,14 +120,15 @@ func RecycleStatic(ctx context.Context, cluster *clusters.Cluster) error {
 	return nil
 }
 
-// recycle wipes a volume if its claim is gone, after it has made sure that no claim can get it meanwhile.
+// recycle wipes a volume if its claim is deleted, after it has made sure that no claim can be bound
+// to it meanwhile.
 func recycle(ctx context.Context, client kubernetes.Interface, cluster *clusters.Cluster, volume *corev1.PersistentVolume) error {
 	all, of := client.CoreV1().PersistentVolumes(), volume.Spec.ClaimRef
 	if of.Name != wiper {
 		if volume.Status.Phase != corev1.VolumeReleased {
 			return nil
 		}
-		// Its phase may be of before it got its claim.
+		// Its phase may be older than its claim.
 		claim, err := client.CoreV1().PersistentVolumeClaims(of.Namespace).Get(ctx, of.Name, metav1.GetOptions{})
 		if err != nil && !apierrors.IsNotFound(err) {
 			return err
@@ -134,7 +136,7 @@ func recycle(ctx context.Context, client kubernetes.Interface, cluster *clusters
 		if err == nil && claim.UID == of.UID {
 			return nil
 		}
-		// The resource version makes sure that nothing has changed since.
+		// With the resourceVersion the patch fails if the volume has changed.
 		take := fmt.Sprintf(`{"metadata":{"resourceVersion":%q},"spec":{"claimRef":{"namespace":%q,"name":%q,"uid":null,"resourceVersion":null}}}`,
 			volume.ResourceVersion, metav1.NamespaceDefault, wiper)
 		_, err = all.Patch(ctx, volume.Name, types.MergePatchType, []byte(take), metav1.PatchOptions{})

@@ -96,8 +96,8 @@ pub(super) struct Args {
     /// Leave the rights there as they are, because Helm or a repository manages them: only create a token.
     #[arg(long, conflicts_with_all = ["level", "namespaces"])]
     token_only: bool,
-    /// End all tokens of the identity there before, such as one that was stolen, and those that were requested
-    /// with it.
+    /// First revoke all tokens of the identity there, and those that were requested with them: one may have
+    /// been stolen.
     #[arg(long, conflicts_with = "output")]
     revoke_tokens: bool,
     /// How long to wait for the pods of the controller to reach it.
@@ -209,7 +209,8 @@ impl Request {
         Ok(level)
     }
 
-    /// The lifetime of the token to request, where the policy there allows this many seconds.
+    /// The lifetime of the requested token, at most this many seconds, which the policy of the
+    /// remote cluster allows.
     fn lifetime(&self, longest: u64) -> Outcome<Duration> {
         let longest = Duration::from_secs(longest);
         let wanted = self.lifetime.unwrap_or(longest);
@@ -269,7 +270,7 @@ pub(super) fn run(args: Args) -> Outcome<ExitCode> {
     })
 }
 
-/// Prints what would be created. Asks this cluster for its id, unless the id is given, and nothing else.
+/// Prints what would be created. It only reads the id of this cluster, unless the id is given.
 async fn print(args: &Args, request: &Request) -> Outcome<ExitCode> {
     let home_id = match &args.cluster_id {
         Some(id) => id.clone(),
@@ -330,7 +331,7 @@ async fn connect(
         home: home.id.clone(),
     };
     existing.may_be_declared(request, level)?;
-    // What `apply` installs allows the longest life.
+    // The manifests of `apply` allow the longest lifetime.
     let longest = current.longest_token.filter(|_| request.token_only);
     let lifetime = request.lifetime(longest.unwrap_or(LONGEST_TOKEN))?;
     if request.revoke_tokens || current.has_account && !request.token_only {

@@ -63,7 +63,7 @@ pub(super) struct Args {
     /// Longest time for one call to an API server.
     #[arg(long, default_value = "10s", value_parser = duration)]
     call_timeout: Duration,
-    /// Let kubeconfigs of remote clusters and of Kosmos name a proxy (Liqo's may).
+    /// Allow a proxy in kubeconfigs of remote clusters and of Kosmos (in Liqo's it is always allowed).
     #[arg(long)]
     allow_proxy: bool,
     /// Namespaces that Liqo has for remote clusters: its objects in other namespaces are ignored.

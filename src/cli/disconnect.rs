@@ -139,13 +139,13 @@ async fn disconnect(home: &Home, remote: Option<&Remote>, request: &Request) -> 
         holding.extend(holdings::in_remote(&remote.cluster, &home.id, name, &elsewhere).await);
     } else if object.as_ref().is_some_and(answers) {
         return Err(format!(
-            "the pods of the controller reach {name}, so it is not gone: leave --local-only out"
+            "the pods of the controller reach {name}, so it is not gone: run this without --local-only"
         )
         .into());
     }
     if let Err(held) = access::may_disconnect(name.as_str(), holding) {
         if remote.is_some() {
-            eprintln!("{name} is not disconnected. This cluster still has there:");
+            eprintln!("{name} is not disconnected. It still has objects of this cluster:");
             for one in held {
                 eprintln!("  - {}\n    → {}", one.what, one.way_out);
             }

@@ -28,7 +28,7 @@ use crate::{
 };
 
 /// Creates virtual nodes and namespaces in remote clusters, as `RemoteClusters` with spec.fabric and
-/// `NamespaceOffloadings` ask for them. It does nothing where Liqo is installed.
+/// `NamespaceOffloadings` request them. It does nothing where Liqo is installed.
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// Namespace this process runs in: that of its lease, and of the Secrets with kubeconfigs.
@@ -56,7 +56,7 @@ pub(super) struct Args {
     /// Longest time for one call to an API server.
     #[arg(long, default_value = "10s", value_parser = duration)]
     call_timeout: Duration,
-    /// Let kubeconfigs of remote clusters name a proxy.
+    /// Allow a proxy in kubeconfigs of remote clusters.
     #[arg(long)]
     allow_proxy: bool,
     /// Format of log lines.

@@ -61,7 +61,7 @@ enum Command {
     /// Run one end of a move, in its pods.
     #[command(subcommand)]
     Mover(mover::program::Command),
-    /// Create virtual nodes, and the namespaces in remote clusters that `NamespaceOffloadings` ask for.
+    /// Create virtual nodes, and the namespaces in remote clusters that `NamespaceOffloadings` request.
     Fabric(fabric::Args),
     /// Extend namespaces into remote clusters.
     Offload(offload::Args),

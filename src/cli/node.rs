@@ -42,8 +42,8 @@ use crate::{
 
 /// Only kubelet connects, as root.
 const SOCKET_MODE: u32 = 0o600;
-/// For calls in flight, and then for work whose caller disconnected: together less than the 30 s that
-/// Kubernetes gives a pod to terminate.
+/// How long to wait for calls in flight, and then for work whose caller disconnected: together less than
+/// the default grace period of a pod, 30 s.
 const GRACE: Duration = Duration::from_secs(20);
 const WORK_GRACE: Duration = Duration::from_secs(5);
 

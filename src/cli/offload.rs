@@ -280,7 +280,7 @@ async fn offload(args: NamespaceArgs, desired: Desired) -> Outcome<ExitCode> {
 async fn create_missing(cluster: &Cluster, namespaces: &[String]) -> Outcome<()> {
     let all = cluster.all::<Namespace>();
     for name in namespaces {
-        // Who may not create namespaces can still name one that exists.
+        // A user who may not create namespaces can still name one that exists.
         if all.get(name).await?.is_some() {
             continue;
         }
@@ -531,7 +531,7 @@ mod tests {
         assert!(desired(Strategy::Selected, None, &["foo"]).is_err());
         assert!(desired(Strategy::Selected, Some("kube-system"), &["foo"]).is_err());
         assert!(desired(Strategy::Selected, Some("bar"), &["foo", "baz"]).is_err());
-        // Those with a label may be several.
+        // Several namespaces may have the label.
         assert!(desired(Strategy::Selected, Some("bar"), &[]).is_err());
         let named = desired(Strategy::Selected, Some("bar"), &["foo"]).unwrap();
         assert_eq!(named.spec.remote_namespace_name.as_deref(), Some("bar"));

@@ -1,4 +1,4 @@
-//! What the controller and the node plugin have in common as processes.
+//! Termination signals, and durations in arguments.
 
 use std::time::Duration;
 

@@ -6,8 +6,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tonic::metadata::MetadataMap;
 
-/// For callers without a deadline (csi-sanity): as long as kubelet and the controller manager wait
-/// for a volume.
+/// The deadline of callers that set none (csi-sanity): as long as kubelet and the controller manager
+/// wait for a volume.
 const PATIENCE: Duration = Duration::from_mins(2);
 /// The share of the caller's time that is reserved for the answer.
 const MARGIN: u32 = 10;

@@ -9,7 +9,6 @@ use crate::{topology::Node, volume::mark};
 
 pub(super) const UID: &str = "0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111";
 
-/// One object.
 pub(super) fn object<K: DeserializeOwned>(object: Value) -> K {
     from_value(object).unwrap()
 }

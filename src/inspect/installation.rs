@@ -51,7 +51,6 @@ pub(crate) struct Installation {
     pub(super) storage_pods: Listing<Pod>,
     /// Events about failed mounts and attachments.
     pub(super) failures: Listing<Event>,
-    /// The snapshots.
     pub(super) snapshots: Snapshots,
     /// Offloaded namespaces, and the fabric.
     pub(super) offloading: Offloading,

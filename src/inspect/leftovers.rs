@@ -105,7 +105,7 @@ pub(super) fn of_volume(volume: &PersistentVolume, case: &Case<'_>, storage: &St
     deleting(volume)
 }
 
-/// The cluster of the data, if it is another one.
+/// The cluster of the data, unless it is the home cluster.
 fn place(case: &Case<'_>, storage: &Storage) -> String {
     match (&case.id, &storage.home) {
         (Some(id), Some(home)) if id.cluster != *home => format!(" in the cluster {}", id.cluster),

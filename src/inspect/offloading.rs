@@ -22,11 +22,9 @@ pub(crate) struct Offloading {
     pub(super) asked: Listing<NamespaceOffloading>,
     /// Whether the kind is certainly not defined.
     pub(super) is_undefined: bool,
-    /// The remote clusters.
     pub(super) clusters: Listing<RemoteCluster>,
     /// All `DaemonSets`, if the fabric serves a cluster.
     pub(super) daemons: Listing<DaemonSet>,
-    /// The Deployments of the fabric.
     pub(super) fabrics: Listing<Deployment>,
     /// The serving certificates that the fabric requests, if it is installed.
     pub(super) certificates: Listing<CertificateSigningRequest>,

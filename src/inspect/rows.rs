@@ -40,9 +40,7 @@ pub(crate) struct Row {
     pub(crate) message: String,
     /// What to do, if that is known.
     pub(crate) advice: String,
-    /// The twin.
     pub(crate) twin: Option<Name>,
-    /// The real class.
     pub(crate) real_class: Option<String>,
     /// The PV of the twin.
     pub(crate) real_volume: Option<String>,

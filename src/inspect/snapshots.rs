@@ -20,7 +20,6 @@ const RETAIN: &str = "Retain";
 /// The objects of the snapshots of this driver. Where their kinds are not installed there are none.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Snapshots {
-    /// The id of this cluster.
     pub(super) home: Option<ClusterId>,
     /// Snapshots of users, of all drivers.
     pub(super) of_users: Listing<VolumeSnapshot>,
@@ -149,7 +148,6 @@ impl Serialize for SnapshotState {
 pub(crate) struct SnapshotRow {
     /// The user's `VolumeSnapshot`, also a deleted one whose name other objects have.
     pub(crate) snapshot: Option<Name>,
-    /// Its class.
     pub(crate) class: Option<String>,
     /// Its source: a claim, or the id of a volume.
     pub(crate) source: Option<String>,
@@ -162,7 +160,6 @@ pub(crate) struct SnapshotRow {
     pub(crate) advice: String,
     /// Its CSI snapshot handle.
     pub(crate) id: Option<String>,
-    /// The twin.
     pub(crate) twin: Option<Name>,
     /// The cluster of the twin.
     pub(crate) cluster: Option<String>,

@@ -50,8 +50,9 @@ impl State {
         Self::Unknown,
     ];
 
-    /// All states of volumes: first those without a diagnosis of the twin, then those of bound claims.
-    /// Without diagnoses of a twin that is bound or is being deleted as intended, which are not shown.
+    /// All states of volumes: first those without a diagnosis of the twin, then those of bound
+    /// claims. It omits the diagnoses that commands do not show: a bound twin, and one whose
+    /// deletion is intended.
     pub(crate) fn all() -> [Vec<Self>; 2] {
         let is_state = |one: &Diagnosis| !matches!(one, Diagnosis::Bound | Diagnosis::Ending);
         let twins = Diagnosis::ALL.into_iter().filter(is_state).map(Self::Twin);

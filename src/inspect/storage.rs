@@ -44,7 +44,6 @@ pub(crate) struct Storage {
     pub(crate) twins: Listing<PersistentVolumeClaim>,
     /// PVs of all drivers.
     pub(crate) volumes: Listing<PersistentVolume>,
-    /// All nodes.
     pub(crate) nodes: Listing<Node>,
     /// Nodes that accept no new pods, and why.
     pub(crate) unschedulable: BTreeMap<String, String>,

@@ -25,7 +25,7 @@ const SHORTEST_REST: Duration = Duration::from_secs(1);
 /// A round that takes longer is aborted; the next one continues.
 const LONGEST_ROUND: Duration = Duration::from_mins(5);
 
-/// From a read of an API server nearby to a round with calls to a slow cluster.
+/// Buckets from a read of an API server nearby to a round with calls to a slow cluster.
 const SECONDS: [f64; 9] = [0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 60.0, 300.0];
 
 /// The metrics of background loops, which every process with such loops exports. Cheap to clone.

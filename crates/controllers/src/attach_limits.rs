@@ -59,8 +59,8 @@ impl<'a> AttachLimits<'a> {
         }
     }
 
-    /// The nodes to check: those with changes; all of them after a new list, after a change that concerns all of
-    /// them, and after the resync interval.
+    /// The nodes to check: those with changes; or all of them after a new list, after a change that
+    /// affects all, and at every resync.
     fn nodes(&mut self) -> BTreeSet<String> {
         let changes = (
             self.attachments.take(),
@@ -89,7 +89,7 @@ impl<'a> AttachLimits<'a> {
         nodes.iter().map(|it| it.node.clone()).collect()
     }
 
-    /// The new limit of a node, if it is to be changed. Virtual nodes have none.
+    /// The new limit of a node, if it has to change. Virtual nodes have no limit.
     fn change(&self, name: &str) -> Option<NewLimit> {
         let node = self.home.views().csi_nodes.get(name)?;
         let keys = node.our_keys.as_deref()?;

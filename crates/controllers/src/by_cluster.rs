@@ -54,8 +54,8 @@ impl<'a> ClustersWithVolumes<'a> {
         }
     }
 
-    /// The current set. A change names the clusters that may contain volumes now, and only those are
-    /// checked.
+    /// The current clusters. A change names the clusters that may contain volumes now, so only
+    /// those are checked.
     fn now(&mut self) -> &BTreeSet<ClusterId> {
         let changed = match self.changes.take() {
             Changed::Everything => self.volumes.all(),

@@ -387,7 +387,7 @@ mod tests {
         assert_eq!(gates, json!([{"name": "theirs"}]));
     }
 
-    /// It may be bound to a volume of this driver, by the claimRef of that.
+    /// A volume of this driver may name the claim in its claimRef.
     #[tokio::test]
     async fn a_claim_without_class_is_waited_for_until_it_is_bound() {
         let api = FakeApi::start().await;

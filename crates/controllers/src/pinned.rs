@@ -20,8 +20,8 @@ use crate::{
     volume::DRIVER_NAME,
 };
 
-/// If the node cannot have the volume, the selected node is removed from the claim again: the pause
-/// before it is set once more, which doubles every time.
+/// The pause before a node is selected again after the volume could not be provisioned for it.
+/// It doubles with every attempt.
 const FIRST_PAUSE: Duration = Duration::from_secs(5);
 const LONGEST_PAUSE: Duration = Duration::from_mins(5);
 

@@ -32,7 +32,7 @@ const RESTARTS: usize = 3;
 /// More than any recovery needs; a limit for the case that a webhook undoes the writes.
 pub(super) const STEPS: usize = 12;
 
-/// The PVs that may be that of one twin.
+/// The PVs one of which may be bound to the twin.
 pub(super) struct RealVolumes<'a> {
     pub(super) site: &'a Site,
     pub(super) volume: &'a VolumeName,

@@ -207,8 +207,8 @@ fn check(request: &CertificateSigningRequest, pods: &[Pod]) -> Result<(), String
     }
 }
 
-/// Whether every parser reads the same request from this text. Go, which signs, skips a block whose end
-/// does not match its beginning and takes the next one.
+/// Whether every parser reads the same request from this text. Go, which Kubernetes signs with,
+/// skips a block whose end does not match its beginning and takes the next one.
 fn is_one_block(text: &[u8]) -> bool {
     let text = String::from_utf8_lossy(text);
     let inner = text

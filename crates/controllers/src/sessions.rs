@@ -255,7 +255,7 @@ mod tests {
         world_of(age, SEED).await
     }
 
-    /// The same, where the user has written this. The renewed kubeconfig says so.
+    /// The same with this kubeconfig of the user, which the renewed one records.
     async fn world_of(age: i64, seed: &[u8]) -> World {
         let (home, there) = (FakeApi::start().await, FakeApi::start().await);
         home.put(KEPT, json!({"metadata": {"labels": {"a": "b"}}}));
@@ -436,8 +436,8 @@ mod tests {
         }
     }
 
-    /// A replica that is not the leader any more, and does not know it yet, renews beside its successor, which
-    /// already knows a newer kubeconfig of the user.
+    /// A replica that has lost the lease and has not noticed yet renews a token at the same time as
+    /// the new leader, which already knows a newer kubeconfig of the user.
     #[tokio::test]
     async fn two_replicas_that_renew_at_once_leave_the_renewal_of_one() {
         for writes in 0..2 {
@@ -454,7 +454,8 @@ mod tests {
             });
             stale.round().await;
             assert_eq!(stale.of_one_seed(), fingerprint(SEED), "after {writes} writes");
-            // Its seed is not that of the current kubeconfig: it is not used, and the successor renews again.
+            // Its record names another kubeconfig than the current one: it is not used, and the new
+            // leader renews again.
             let home = stale.home.cluster_unwatched().await;
             let mut again = Sessions::new(&home, &successor.registry, "ours");
             again.round().await.unwrap();

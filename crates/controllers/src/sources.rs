@@ -257,7 +257,7 @@ impl<'a> Sources<'a> {
             return Ok(());
         };
         if claim.has_node && claim.pending {
-            // The claim may lose its node again.
+            // The selected node may be removed from the claim again.
             self.pauses.settle(key);
             return Ok(());
         }

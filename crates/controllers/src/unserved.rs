@@ -235,7 +235,7 @@ impl<'a> WaitingClaims<'a> {
         mirror::condition(self.home, claim, &mark, &condition).await
     }
 
-    /// Takes back what the condition of the claim says, if that is not true any more.
+    /// Replaces the condition of the claim if it still says that a cluster does not serve it.
     async fn take_back(&self, claim: &Claim) -> Result<(), ApiError> {
         if !claim.twin_condition.as_ref().is_some_and(|it| it.says_unserved) {
             return Ok(());

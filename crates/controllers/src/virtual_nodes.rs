@@ -114,7 +114,7 @@ impl Reconciler<'_> {
                 let marked = is_marked(node, &remote.id) && has_entry(csi_node.as_deref());
                 (!marked).then(|| NodeChange::Mark(remote.id.clone()))
             }
-            // Whatever selects it: on a real node kubelet writes the label.
+            // Also if a cluster selects this node: on real nodes kubelet writes the label.
             NodeKind::Real if node.has_driver() => node
                 .labels
                 .contains_key(VIRTUAL_NODE)

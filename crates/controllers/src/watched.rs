@@ -43,13 +43,10 @@ pub(super) struct Watched {
     _stops: DropGuard,
 }
 
-/// A claim whose provisioner is this driver, or that names its PV, which may be of this driver, or that
-/// is not bound yet.
+/// A claim that is kept: its provisioner is this driver, or it names its PV, which may be of this
+/// driver, or it is not bound yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "facts about one object, each seen by itself"
-)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts about one object")]
 pub(super) struct Claim {
     pub(super) name: ClaimName,
     pub(super) uid: String,

@@ -1,5 +1,5 @@
-//! Back-off for what would be repeated without end: a write that another client undoes or the API server
-//! refuses, a read of what has not changed.
+//! Back-off for actions that would be repeated without end: writes that another client reverts or
+//! the API server refuses, and reads of unchanged objects.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -12,7 +12,8 @@ const LONGEST_PAUSE: Duration = Duration::from_mins(1);
 /// write as fast as they can.
 pub(super) struct Backoff<P> {
     last: HashMap<String, Last<P>>,
-    /// When expired entries were last removed, which takes time for each entry.
+    /// When expired entries were last removed. That takes time for each entry, so it is done
+    /// rarely.
     pruned: Option<Instant>,
 }
 

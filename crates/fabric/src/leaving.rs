@@ -26,7 +26,8 @@ pub(super) struct Leaving<'a> {
     pub(super) namespace: &'a str,
     /// The virtual nodes of the cluster.
     pub(super) nodes: BTreeSet<String>,
-    /// Since when the status says so. Later pods are on the node because their template demands it.
+    /// Since when the status reports that. Pods created later are on the node because their
+    /// template requires it.
     pub(super) since: Timestamp,
 }
 
@@ -72,8 +73,8 @@ fn is_of_another(twin: &Claim, at_home: &PersistentVolumeClaim) -> bool {
     its.zip(ours).is_some_and(|(its, ours)| its != ours)
 }
 
-/// Evicts pending pods that may run on virtual nodes only, although their namespace is not offloaded any more. Those
-/// that replace them have no such affinity. Returns whether there were any.
+/// Evicts pending pods that may run on virtual nodes only, although their namespace is not
+/// offloaded any more. Their replacements have no such affinity. Returns whether there were any.
 pub(super) async fn evict_waiting(home: &Cluster, object: &NamespaceOffloading) -> Result<bool, ApiError> {
     let namespace = object.namespace().unwrap_or_default();
     let Some(deleted) = &object.metadata.deletion_timestamp else {

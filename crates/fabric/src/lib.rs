@@ -54,7 +54,7 @@ use crate::{
 
 pub const LEASE: &str = "storage-liqo-io-fabric";
 
-/// Why the fabric offloads no namespaces, while it does not.
+/// Why the fabric offloads no namespaces; `None` while it does.
 pub type Idle = watch::Sender<Option<IdleReason>>;
 
 #[derive(Clone, Debug, PartialEq, Eq)]

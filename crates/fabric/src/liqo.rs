@@ -13,8 +13,8 @@ use crate::cluster::{ApiError, Cluster, plain};
 
 const GROUP: &str = "offloading.liqo.io";
 
-/// What shows that Liqo is installed, if it is. Its CRDs do not: they stay when Liqo is
-/// uninstalled.
+/// The object that shows that Liqo is installed, if any. Its CRDs do not show that: they are kept
+/// when Liqo is uninstalled.
 pub async fn installed(home: &Cluster) -> Result<Option<String>, String> {
     if has_virtual_nodes(home).await? {
         return Ok(Some("there are VirtualNodes of Liqo".to_owned()));

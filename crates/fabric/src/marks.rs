@@ -23,5 +23,6 @@ pub(super) const REMOTE_NAMESPACE: &str = "fabric.storage.liqo.io/remote-namespa
 pub(super) const SCHEDULING: &str = "liqo.io/scheduling-enabled";
 /// Annotation of such a namespace: the fabric has set the label.
 pub(super) const SCHEDULING_BY_US: &str = "fabric.storage.liqo.io/scheduling-enabled";
-/// Label of a namespace that a user gave the label above and did not offload: a policy refuses its pods in words.
+/// Label of a namespace that has the label above from a user and was not offloaded: a policy
+/// refuses its pods with a message.
 pub(super) const NOT_OFFLOADED: &str = "fabric.storage.liqo.io/not-offloaded";

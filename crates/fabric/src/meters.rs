@@ -1,5 +1,5 @@
-//! What pods of virtual nodes use: requested where the kubelet's API is served, answered by the controller of the
-//! pods, which runs in the leading replica only.
+//! The usage of pods of virtual nodes. It is requested by the server of the kubelet's API, and
+//! answered by the controller of the pods, which runs in the leading replica only.
 
 use std::{
     collections::BTreeMap,
@@ -14,12 +14,12 @@ use tokio::{
 
 use crate::offload::usage::Counters;
 
-/// For a node to answer. Metrics collectors wait for ten seconds.
+/// The timeout of an answer. Metrics collectors wait for ten seconds.
 const TIMEOUT: Duration = Duration::from_secs(8);
-/// Requests for one node at a time.
+/// The maximum number of concurrent requests for one node.
 const MOST_REQUESTS: usize = 8;
 
-/// What the pods of a node use, or why that is unknown.
+/// The usage of the pods of a node, or why it is unknown.
 pub(super) type Usage = Result<Counters, String>;
 pub(super) type Reply = oneshot::Sender<Usage>;
 
@@ -27,7 +27,7 @@ pub(super) type Reply = oneshot::Sender<Usage>;
 #[derive(Clone, Default)]
 pub(super) struct Meters(Arc<Mutex<BTreeMap<String, mpsc::Sender<Reply>>>>);
 
-/// The requests for one node, until it is dropped.
+/// The requests for one node; dropping it ends the service for this node.
 pub(super) struct UsageRequests {
     meters: Meters,
     requests: mpsc::Receiver<Reply>,
@@ -70,7 +70,7 @@ impl UsageRequests {
 impl Drop for UsageRequests {
     fn drop(&mut self) {
         self.requests.close();
-        // A new controller of the node has a channel of its own by now, which stays.
+        // If the node has a new controller by now, its channel is kept.
         self.meters.lock().retain(|_, sender| !sender.is_closed());
     }
 }

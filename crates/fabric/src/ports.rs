@@ -33,7 +33,7 @@ pub(super) fn node_at(clusters: &[Arc<RemoteCluster>], ports: &[u16], port: u16)
     clusters.iter().find(|it| it.name_any() == *name)?.fabric_node()
 }
 
-/// The ports of all virtual nodes, by their clusters. The oldest cluster comes first.
+/// The ports of all virtual nodes, by their clusters, the oldest cluster first.
 fn assign(clusters: &[Arc<RemoteCluster>], ports: &[u16]) -> BTreeMap<String, Port> {
     let with_node = clusters.iter().filter(|it| has_node(it));
     let mut all: Vec<_> = with_node
@@ -45,8 +45,8 @@ fn assign(clusters: &[Arc<RemoteCluster>], ports: &[u16]) -> BTreeMap<String, Po
     assigned.map(|(name, port)| (name.to_owned(), port)).collect()
 }
 
-/// Whether the fabric creates a node for the cluster and has not deleted it for good: a cluster that only other
-/// finalizers keep needs no port.
+/// Whether the fabric creates a node for the cluster and has not deleted it for good. A cluster
+/// that only has finalizers of others left needs no port.
 fn has_node(cluster: &RemoteCluster) -> bool {
     let is_gone = cluster.metadata.deletion_timestamp.is_some() && !has_finalizer(cluster, node::FINALIZER);
     cluster.fabric_node().is_some() && !is_gone

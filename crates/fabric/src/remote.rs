@@ -34,7 +34,7 @@ pub(super) struct Owner {
     pub(super) namespace_uid: String,
 }
 
-/// What to read about a namespace of ours.
+/// What to read about one of the driver's namespaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Question {
     /// Whether twins can be created in it.
@@ -78,8 +78,8 @@ impl Owner {
                 } else if pods {
                     rights::take(there, name, "pods").await?
                 } else {
-                    // Another fabric runs the pods, this one copies what they need. Without that right claims still
-                    // work.
+                    // Another tool runs the pods, and this fabric copies what they need. Without
+                    // the rights for that, claims still work.
                     if let Err(Readiness::Failed(why)) = rights::take(there, name, "configmaps").await? {
                         tracing::warn!(cluster = %there.id(), "nothing is copied: {why}");
                     }
@@ -157,7 +157,8 @@ impl Owner {
             crash::around(Step::OffloadCreate, there.all::<Namespace>().create(&namespace)).await
         };
         match create(&labels).await {
-            // The policies of an older chart there admit no such label. Those of this one require it.
+            // The policies of an older chart in the remote cluster refuse such a label. Those of
+            // this version require it.
             Err(refused) if refused.is_refusal() => {
                 labels.remove(PodSecurity::LABEL);
                 match create(&labels).await {

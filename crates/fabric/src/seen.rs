@@ -1,5 +1,6 @@
-//! Pods as views keep them: what identifies them, and digests of the rest. A pod of a few containers has 15 KiB, parsed
-//! several times that, and there are thousands. Decisions and writes use the full object, read live ([`RawPod`]).
+//! The fields of pods that views keep: what identifies them, and digests of the rest. A pod with a
+//! few containers has 15 KiB, several times that when parsed, and there are thousands. Decisions
+//! and writes use the full object, read live ([`RawPod`]).
 
 use std::{
     borrow::Cow,
@@ -104,7 +105,7 @@ pub(super) struct SeenPod {
     home_uid: Option<Box<str>>,
     home_key: Option<Box<str>>,
     home_pod_uid: Option<Box<str>>,
-    /// Of a claimed home pod, as the next two.
+    /// Only of a claimed home pod, like the next two fields.
     pub(super) labels: Labels,
     pub(super) containers: Box<[Box<str>]>,
     /// `None` if it has ended.
@@ -188,7 +189,7 @@ impl SeenPod {
         }
         let (spec, status): (Spec, Status) = (read(pod.spec.as_deref()), read(pod.status.as_deref()));
         let mut seen = Self::of(pod, &status);
-        // A condition of home pods.
+        // Only home pods have this condition.
         seen.started = None;
         let annotation = |key: &str| {
             let all = pod.metadata.annotations.as_ref()?;
@@ -294,7 +295,8 @@ impl SeenPod {
         self.home_pod_uid.as_deref()
     }
 
-    /// Whether it is where the remote pod of `home` in this cluster is, with its name, and names it.
+    /// Whether this pod has the place and the name of the remote pod of `home` in this cluster, and
+    /// names `home` in its annotations.
     pub(super) fn is_remote_of(&self, home: &Self, cluster: &str) -> bool {
         home.place() == Some((cluster, self.namespace()))
             && self.name() == home.name()
@@ -386,7 +388,7 @@ mod tests {
     };
 
     const UID: &str = "0b7c8f9e-3a54-4f0e-9d4e-5f1d8a2b3c4d";
-    /// Of each of so many clusters.
+    /// The pods of each cluster.
     const PODS: usize = 1000;
     const CLUSTERS: usize = 10;
 
@@ -432,7 +434,8 @@ mod tests {
         [SeenPod::at_home(&sent), SeenPod::remote(&sent).unwrap()]
     }
 
-    /// What a view counts for a pod, the view's own overhead, and as much again for other structures keyed by pod.
+    /// The memory of a pod: its size in a view, the view's overhead, and the same overhead again
+    /// for other maps whose keys are pods.
     fn weight(pod: &SeenPod) -> usize {
         3 * pod.key().len() + size_of::<SeenPod>() + pod.text() + 2 * 256
     }
@@ -451,7 +454,7 @@ mod tests {
         );
     }
 
-    /// By the resident set size of the process: run it alone.
+    /// It measures the resident set size of the process: run it alone.
     #[test]
     #[ignore = "measures its process"]
     fn resident_memory_of_ten_thousand_pods() {

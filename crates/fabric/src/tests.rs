@@ -58,14 +58,14 @@ impl World {
         world
     }
 
-    /// With a `NamespaceOffloading` of this spec.
+    /// A world with a `NamespaceOffloading` of this spec.
     async fn with_spec(spec: Value) -> Self {
         let world = Self::new().await;
         world.home.put(OFFLOADING, json!({ "spec": spec }));
         world
     }
 
-    /// With a second cluster, which stops answering after the connection.
+    /// Adds a second cluster, which stops answering after the connection.
     async fn with_a_cluster_that_hangs(mut self) -> Self {
         for (path, from) in [(CLUSTER, "milan"), (NODE, "to-milan")] {
             let object = self.home.object(path).unwrap();
@@ -82,7 +82,7 @@ impl World {
         self
     }
 
-    /// With an offloaded namespace.
+    /// A world with an offloaded namespace.
     async fn offloaded() -> Self {
         let world = Self::with_spec(json!({})).await;
         world.run_until(|world| world.phase() == "Ready").await;

@@ -43,7 +43,6 @@ use crate::{
 
 /// A claim that is being moved.
 pub struct MovedVolume {
-    /// The home cluster.
     pub home: Cluster,
     /// The uid of the `VolumeMove`.
     pub by: MoveUid,

@@ -312,7 +312,7 @@ impl ClusterHelpers {
         }
         let outer = volume::outer(moved).await?;
         if side == Side::Source && cold(moved, of, &outer).is_some() && !is_gated(outer.annotations()) {
-            // It was needed while the volume was gated, and pods have the volume again.
+            // The mover was needed while the volume was gated, and pods have the volume again.
             return self.remove(moved, side).await;
         }
         let side_objects = MoverSide::find(moved, side, &self.settings, Some(&outer)).await?;

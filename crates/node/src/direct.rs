@@ -58,7 +58,6 @@ pub enum DirectError {
         path: String,
         error: io::Error,
     },
-    /// Nothing is mounted at the staging path.
     #[error("nothing is mounted at the staging path {0}: the volume is not staged")]
     NotStaged(String),
     /// There is no file system, and none could be created.

@@ -123,7 +123,7 @@ pub fn bind(source: &Path, target: &Path, options: &[String], read_only: bool) -
     restrict(&target, wanted).inspect_err(|_| {
         // No mount is better than a writable one.
         if let Err(error) = unmount(&target) {
-            tracing::warn!(target = %target.display(), %error, "failed to unmount a bind that lacks its flags");
+            tracing::warn!(target = %target.display(), %error, "failed to remove a bind mount whose flags could not be set");
         }
     })
 }

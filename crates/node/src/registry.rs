@@ -45,7 +45,6 @@ pub struct Registry {
 pub enum RegistryError {
     #[error("reading {path}: {error}")]
     Unreadable { path: PathBuf, error: io::Error },
-    /// No socket answers for the driver.
     #[error("the driver {driver} does not run on this node: no socket in {dir} answers for it{passed_over}")]
     Absent {
         driver: String,
@@ -163,7 +162,7 @@ impl Registry {
             return refuse("is not below kubelet's root directory");
         }
         if fs::canonicalize(&self.own_socket).is_ok_and(|own| own == real) {
-            return refuse("is that of this node plugin");
+            return refuse("is the socket of this node plugin itself");
         }
         match self.check_owner(&real) {
             Ok(()) => Ok(real),

@@ -23,9 +23,9 @@ use crate::{
     volume::{CsiSource, DataPath, RealSource, VolumeMode},
 };
 
-/// For mounting and formatting; kubelet waits two minutes.
+/// The timeout of mounting and formatting; kubelet waits two minutes.
 pub(super) const SLOW_WORK: Duration = Duration::from_secs(100);
-/// For reading the mount table and the records.
+/// The timeout of reading the mount table and the records.
 pub(super) const QUICK_WORK: Duration = Duration::from_secs(20);
 
 #[derive(Clone)]
@@ -86,7 +86,6 @@ pub enum UnstageError {
     /// An error that all operations share.
     #[error(transparent)]
     VolumeError(VolumeError),
-    /// The volume is still published for a pod.
     #[error(
         "volume {volume_id} is still published at {}, and kubelet has to unpublish it first: \
          if that pod does not exist any more, restart kubelet on this node, which finds it again",

@@ -12,7 +12,7 @@ use liqo_csi_model::volume::DRIVER_NAME;
 
 use super::process::Process;
 
-/// From a cached response to a volume whose provisioning takes minutes.
+/// Buckets from a cached response to a volume whose provisioning takes minutes.
 const SECONDS: [f64; 14] = [
     0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0,
 ];

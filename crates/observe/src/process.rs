@@ -73,7 +73,7 @@ fn seconds(time: TimeVal) -> f64 {
     whole + micros / 1e6
 }
 
-/// In bytes; proc(5) has it in KiB.
+/// The resident memory in bytes; proc(5) has it in KiB.
 fn resident_memory() -> Option<i64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;

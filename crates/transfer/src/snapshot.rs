@@ -52,7 +52,6 @@ pub struct SnapshotImportRequest {
     pub class: Option<String>,
     /// Whether snapshots that a deployment tool manages are imported, too.
     pub force_managed: bool,
-    /// The id of this cluster.
     pub home: ClusterId,
 }
 

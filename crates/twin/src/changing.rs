@@ -27,7 +27,6 @@ use crate::{
     volume::{VolumeId, mark},
 };
 
-/// A volume to change.
 pub(super) struct VolumeChange {
     pub(super) site: Site,
     /// The virtual PV, if it exists.
@@ -93,7 +92,7 @@ impl VolumeChange {
         }
         if reading::phase(&twin) != "Bound" {
             return Err(self.not_now(if site.remote_cluster().is_some() {
-                "is bound only when its pod arrives there, and changes then"
+                "is bound only when its pod arrives there, and is changed then"
             } else {
                 "is not bound yet"
             }));

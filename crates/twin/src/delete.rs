@@ -151,8 +151,8 @@ enum Awaited {
 }
 
 impl Awaited {
-    /// Whether the views suggest that the object is deleted, or will not be: both objects change several
-    /// times before.
+    /// Whether the views suggest that the object is deleted, or will not be. The twin and its PV
+    /// change several times before they are deleted.
     fn may_be_done(&self, site: &Site) -> bool {
         match self {
             Self::Twin { volume } => {
@@ -340,7 +340,8 @@ async fn find_volume(
         *known = Some(ours.name_any());
         return Ok(describe(site, ours));
     }
-    // None of them is known to be this volume's: each has to be resolved before the deletion is done.
+    // It is not known for any of them that it belongs to this volume: each has to be resolved
+    // before the deletion is complete.
     let of_the_name = found.iter().map(|real| possible_volume(site, volume, real));
     let mut open = of_the_name.filter(|it| without_twin(it) != DeleteStep::Done);
     Ok(open.next().unwrap_or(TwinVolume::Absent))

@@ -20,7 +20,6 @@ pub enum NoSite {
     /// The claim's namespace is not offloaded.
     #[error(transparent)]
     Unmapped(#[from] Unmapped),
-    /// Several clusters claim the node.
     #[error(
         "the node {node} is claimed by several clusters ({clusters}): their node selectors must not overlap"
     )]
@@ -187,7 +186,6 @@ pub enum ChangeError {
     MovedOn {
         /// The id in the request.
         id: VolumeId,
-        /// The current epoch.
         current: Epoch,
     },
     /// Volumes like this one cannot be expanded.

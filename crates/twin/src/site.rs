@@ -87,7 +87,6 @@ impl Site {
         Self::recorded(home, remote, namespace, name, id.epoch).map(Some)
     }
 
-    /// The home cluster.
     #[must_use]
     pub fn home(&self) -> &Cluster {
         &self.home

@@ -1,5 +1,5 @@
-// Command chart-manifests renders deploy/manifests from the chart, and what liqo-csi connect
-// makes in a remote cluster. A test fails when they differ.
+// Command chart-manifests renders deploy/manifests from the chart, and the manifests that liqo-csi
+// connect creates in a remote cluster. A test fails when they differ.
 package main
 
 import (

@@ -1,10 +1,8 @@
-// Command demo shows the driver at work, from nothing: it starts the lab, puts
-// storage and the driver into it, joins its two clusters, and tells what becomes
-// of a StatefulSet whose claims are of class liqo and whose pods run in both.
-// `make demo` runs it; `make demo-down` cleans up.
+// Command demo demonstrates the driver: it starts the lab, installs storage and the driver,
+// connects the two clusters, and shows a StatefulSet whose claims have the class liqo and whose
+// pods run in both. `make demo` runs it; `make demo-down` cleans up.
 //
-// story.go is what is shown, in the order in which it happens; union.go is how
-// the clusters come together and part again.
+// story.go has the steps in their order; union.go connects and disconnects the clusters.
 package main
 
 import (
@@ -23,7 +21,7 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	// The first signal ends the story in good order, the second one at once.
+	// The first signal stops the demo and cleans up, the second one ends the process at once.
 	context.AfterFunc(ctx, stop)
 	if err := run(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "demo:", err)
@@ -32,7 +30,7 @@ func main() {
 }
 
 func run(ctx context.Context) (err error) {
-	// Before the clusters start: they and the compilers would keep each other from working.
+	// Before the clusters start, because they and the compilers would slow each other down.
 	chapter("The driver is built (minutes the first time, seconds after that)")
 	if _, err := driver.Compile(ctx); err != nil {
 		return err
@@ -60,7 +58,7 @@ func run(ctx context.Context) (err error) {
 		return err
 	}
 
-	// Pods that copy volumes run there, too.
+	// Pods that copy volumes run in the remote cluster, too.
 	if err := driver.ImportImage(ctx, story.remote.cluster); err != nil {
 		return err
 	}
@@ -83,7 +81,7 @@ func run(ctx context.Context) (err error) {
 	return story.tell(ctx)
 }
 
-// suggest names what to try next, in the lab that keeps running.
+// suggest prints what to try next in the lab, which keeps running.
 func (s *story) suggest() {
 	chapter("The lab keeps running. Try next:")
 	line("nodes", "%s get nodes", s.home.cluster.Kubectl())
@@ -94,7 +92,7 @@ func (s *story) suggest() {
 
 func chapter(title string) { fmt.Printf("\n\033[1m%s\033[0m\n", title) }
 
-// line is one fact: what it is about, and what there is to see.
+// line prints a fact about a subject.
 func line(subject, format string, args ...any) {
 	fmt.Printf("  %-12s %s\n", subject, fmt.Sprintf(format, args...))
 }

@@ -17,8 +17,8 @@ import (
 
 var volumeMoves = schema.GroupVersionResource{Group: "storage.liqo.io", Version: "v1alpha1", Resource: "volumemoves"}
 
-// showMove moves the volume of a page home while its pod uses it, and shows that the next pod
-// finds what all before it wrote. Then it has the source released.
+// showMove moves the volume of a page home while its pod uses it, and shows that the next pod reads
+// everything that was written before. Then it releases the source.
 func (s *story) showMove(ctx context.Context, p *page, lines int) error {
 	node, err := s.freeHomeNode(ctx)
 	if err != nil {
@@ -52,7 +52,7 @@ func (s *story) showMove(ctx context.Context, p *page, lines int) error {
 	return s.releaseSource(ctx, &old)
 }
 
-// releaseSource deletes the VolumeMove before the source's time is over.
+// releaseSource deletes the VolumeMove before retainSource has passed.
 func (s *story) releaseSource(ctx context.Context, old *page) error {
 	moves := s.dynamic.Resource(volumeMoves).Namespace(homeNamespace)
 	found, err := moves.List(ctx, metav1.ListOptions{})
@@ -69,7 +69,7 @@ func (s *story) releaseSource(ctx context.Context, old *page) error {
 	return s.showTwinGone(ctx, old)
 }
 
-// freeHomeNode is a node of the home cluster without a pod of the story.
+// freeHomeNode returns a node of the home cluster without a pod of the demo.
 func (s *story) freeHomeNode(ctx context.Context) (string, error) {
 	free, err := s.freeNodes(ctx)
 	if err != nil {
@@ -83,7 +83,7 @@ func (s *story) freeHomeNode(ctx context.Context) (string, error) {
 	return "", errors.New("no node of the home cluster is free")
 }
 
-// command runs the driver's own program, and shows what it says as it says it.
+// command runs the driver's program, and prints its output while it runs.
 func (s *story) command(ctx context.Context, args ...string) error {
 	program, err := driver.Compile(ctx)
 	if err != nil {

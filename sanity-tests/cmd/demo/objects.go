@@ -13,7 +13,7 @@ import (
 	"storage.liqo.io/sanity-tests/images"
 )
 
-// diarySet has two pods on two nodes, which prefer to be in two clusters. Each
+// diarySet returns a StatefulSet with two pods on two nodes, which prefer different clusters. Each
 // writes a line into its volume when it starts.
 func diarySet() *appsv1.StatefulSet {
 	labels := map[string]string{"app": diary}
@@ -44,14 +44,14 @@ func diarySpec(labels map[string]string) corev1.PodSpec {
 	siblings := &metav1.LabelSelector{MatchLabels: labels}
 	return corev1.PodSpec{
 		DNSPolicy: corev1.DNSDefault,
-		// More than none: the home pod goes when its containers have ended.
+		// More than zero, so that the home pod is deleted only when its containers have ended.
 		TerminationGracePeriodSeconds: new(int64(2)),
 		Affinity: &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{
 			RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{
 				{LabelSelector: siblings, TopologyKey: corev1.LabelHostname},
 			},
 		}},
-		// Only a wish: what keeps a pod where it was later on is its volume.
+		// Only preferred: later, its volume keeps a pod in its cluster.
 		TopologySpreadConstraints: []corev1.TopologySpreadConstraint{{
 			LabelSelector: siblings, TopologyKey: clusterKey, MaxSkew: 1, WhenUnsatisfiable: corev1.ScheduleAnyway,
 		}},
@@ -76,7 +76,7 @@ func realSource(volume *corev1.PersistentVolume) string {
 	return "no CSI driver"
 }
 
-// gravity is which nodes a later consumer may run on.
+// gravity returns the nodes on which later pods with the volume may run.
 func gravity(volume *corev1.PersistentVolume) string {
 	if volume.Spec.NodeAffinity == nil || volume.Spec.NodeAffinity.Required == nil {
 		return "none: reachable from everywhere"

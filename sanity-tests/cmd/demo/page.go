@@ -18,7 +18,7 @@ import (
 	"storage.liqo.io/sanity-tests/storage"
 )
 
-// side is one of the clusters, and the namespace of the story's pods in it.
+// side is one of the clusters, and the namespace of the demo's pods in it.
 type side struct {
 	cluster   *clusters.Cluster
 	client    kubernetes.Interface
@@ -34,12 +34,12 @@ func newSide(lab *clusters.Lab, cluster, namespace string) (side, error) {
 	return side{cluster: found, client: client, namespace: namespace}, err
 }
 
-// page is one pod of the StatefulSet with its claim, and the side on which its
-// containers and its bytes are.
+// page is one pod of the StatefulSet with its claim, and the cluster with its containers and its
+// data.
 type page struct {
 	pod, claim string
 	at         side
-	// user is the pod of the home cluster that was seen last.
+	// user is the last known pod of the home cluster.
 	user   *corev1.Pod
 	volume *corev1.PersistentVolume
 	twin   *corev1.PersistentVolumeClaim
@@ -51,7 +51,7 @@ func newPage(ordinal int) *page {
 	return &page{pod: pod, claim: "pages-" + pod}
 }
 
-// showVolume follows the volume from the claim to the bytes.
+// showVolume shows the volume from the claim to the data.
 func (s *story) showVolume(ctx context.Context, p *page) error {
 	claim, err := s.home.client.CoreV1().PersistentVolumeClaims(homeNamespace).Get(ctx, p.claim, metav1.GetOptions{})
 	if err != nil {
@@ -88,7 +88,7 @@ func (s *story) showVolume(ctx context.Context, p *page) error {
 	return nil
 }
 
-// showContainer shows where the pod runs, as containerd there tells it.
+// showContainer shows where the pod runs, according to containerd there.
 func (s *story) showContainer(ctx context.Context, p *page) error {
 	running, err := p.at.client.CoreV1().Pods(p.at.namespace).Get(ctx, p.pod, metav1.GetOptions{})
 	if err != nil {
@@ -125,7 +125,7 @@ func (s *story) showMount(ctx context.Context, p *page) error {
 	return nil
 }
 
-// showDiary shows what all pods have written, which has to be so many lines.
+// showDiary shows what all pods have written, and checks the number of lines.
 func (s *story) showDiary(ctx context.Context, p *page, lines int) error {
 	pages, err := s.inPod(ctx, p, fmt.Sprintf("test $(wc -l </pages/diary) = %d && cat /pages/diary", lines))
 	if err != nil {
@@ -137,8 +137,8 @@ func (s *story) showDiary(ctx context.Context, p *page, lines int) error {
 	return nil
 }
 
-// inPod runs a script in the pod as its user does, until it succeeds. What runs in the other cluster
-// is reached through the virtual node.
+// inPod runs a script in the pod with kubectl exec, until it succeeds. Pods in the other cluster
+// are reached through the virtual node.
 func (s *story) inPod(ctx context.Context, p *page, script string) (string, error) {
 	kubectl := s.lab.Binaries().Path("kubectl")
 	var out []byte
@@ -153,7 +153,7 @@ func (s *story) inPod(ctx context.Context, p *page, script string) (string, erro
 	return strings.TrimSpace(string(out)), err
 }
 
-// showGone waits until nothing of the page is left in any cluster.
+// showGone waits until nothing of the page exists in any cluster.
 func (s *story) showGone(ctx context.Context, p *page) error {
 	here, there := s.home.client.CoreV1(), p.at.client.CoreV1()
 	err := s.awaitGone(ctx, []object{
@@ -176,7 +176,7 @@ func (s *story) showGone(ctx context.Context, p *page) error {
 	return s.showTwinGone(ctx, p)
 }
 
-// showTwinGone waits until the twin of the page is gone, and with it all data.
+// showTwinGone waits until the twin of the page and all its data are deleted.
 func (s *story) showTwinGone(ctx context.Context, p *page) error {
 	there := p.at.client.CoreV1()
 	err := s.awaitGone(ctx, []object{
@@ -195,7 +195,7 @@ func (s *story) showTwinGone(ctx context.Context, p *page) error {
 	return s.showDataGone(ctx, p)
 }
 
-// object is something that is to go.
+// object is an object that must be deleted.
 type object struct {
 	subject, name string
 	get           func(context.Context) error
@@ -213,7 +213,7 @@ func (s *story) awaitGone(ctx context.Context, objects []object) error {
 	return nil
 }
 
-// showDataGone looks behind the real driver of the cluster.
+// showDataGone checks the data of the cluster's real driver.
 func (s *story) showDataGone(ctx context.Context, p *page) error {
 	if p.real.Spec.CSI == nil || p.real.Spec.CSI.Driver != storage.Reference.Name {
 		return nil // nothing of the lab keeps those bytes

@@ -33,7 +33,7 @@ type story struct {
 	home, remote side
 	// dynamic is for the driver's own kinds in the home cluster.
 	dynamic dynamic.Interface
-	// access is what the remote cluster gives the home cluster.
+	// access is the identity of the home cluster in the remote cluster.
 	access *driver.Access
 }
 
@@ -114,7 +114,7 @@ func (s *story) tell(ctx context.Context) error {
 	return s.removeDiary(ctx, here, there)
 }
 
-// startDiary returns the page in the home cluster and the one in the remote one.
+// startDiary returns the pages in the home cluster and in the remote one.
 func (s *story) startDiary(ctx context.Context) (here, there *page, err error) {
 	_, err = s.home.client.AppsV1().StatefulSets(homeNamespace).Create(ctx, diarySet(), metav1.CreateOptions{})
 	if err != nil {
@@ -138,7 +138,7 @@ func (s *story) startDiary(ctx context.Context) (here, there *page, err error) {
 	return here, there, nil
 }
 
-// awaitPod waits until the page has a running pod, another one than before.
+// awaitPod waits until the page has a running pod other than the previous one.
 func (s *story) awaitPod(ctx context.Context, p *page) error {
 	return s.until(ctx, "pod "+p.pod+" to run", func(ctx context.Context) error {
 		found, err := s.home.client.CoreV1().Pods(homeNamespace).Get(ctx, p.pod, metav1.GetOptions{})
@@ -159,7 +159,7 @@ func (s *story) deletePod(ctx context.Context, p *page) error {
 	return s.home.client.CoreV1().Pods(homeNamespace).Delete(ctx, p.pod, metav1.DeleteOptions{})
 }
 
-// showReturn waits for another pod, which has to find what those before it wrote.
+// showReturn waits for another pod, which must find what the previous ones wrote.
 func (s *story) showReturn(ctx context.Context, p *page, lines int) error {
 	before := p.user
 	if err := s.awaitPod(ctx, p); err != nil {
@@ -172,14 +172,14 @@ func (s *story) showReturn(ctx context.Context, p *page, lines int) error {
 	return s.showDiary(ctx, p, lines)
 }
 
-// cordon lets no more pods onto the virtual node, or some again.
+// cordon cordons the virtual node, or uncordons it.
 func (s *story) cordon(ctx context.Context, on bool) error {
 	patch := fmt.Appendf(nil, `{"spec":{"unschedulable":%t}}`, on)
 	_, err := s.home.client.CoreV1().Nodes().Patch(ctx, virtualNode, types.MergePatchType, patch, metav1.PatchOptions{})
 	return err
 }
 
-// showPending shows that the pod is nowhere, and who says why.
+// showPending shows that the pod is not scheduled, and why.
 func (s *story) showPending(ctx context.Context, p *page) error {
 	var reason string
 	err := s.until(ctx, "the scheduler to refuse pod "+p.pod, func(ctx context.Context) (err error) {
@@ -212,7 +212,7 @@ func (s *story) showPending(ctx context.Context, p *page) error {
 	return s.showVolumes(ctx)
 }
 
-// freeNodes are those that only the volume keeps the pod away from.
+// freeNodes returns the nodes that only the volume excludes for the pod.
 func (s *story) freeNodes(ctx context.Context) ([]string, error) {
 	pods, err := s.home.client.CoreV1().Pods(homeNamespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -235,7 +235,7 @@ func (s *story) freeNodes(ctx context.Context) ([]string, error) {
 	return free, nil
 }
 
-// showVolumes shows what the driver's own program says about it.
+// showVolumes shows the output of the driver's program about the volumes.
 func (s *story) showVolumes(ctx context.Context) error {
 	return s.command(ctx, "volumes", "--namespace", homeNamespace)
 }
@@ -257,7 +257,7 @@ func (s *story) removeDiary(ctx context.Context, pages ...*page) error {
 	return nil
 }
 
-// lastEvents is what users would look at when a pod does not start.
+// lastEvents returns the events that users read when a pod does not start.
 func (s *story) lastEvents(ctx context.Context) string {
 	events, err := s.home.client.CoreV1().Events(homeNamespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -276,7 +276,7 @@ func (s *story) until(ctx context.Context, what string, condition func(context.C
 	return machine.Until(ctx, what, func() error { return condition(ctx) })
 }
 
-// gone is met when the API server does not know the object any more.
+// gone returns an error while the object exists.
 func gone(err error, what string) error {
 	switch {
 	case apierrors.IsNotFound(err):

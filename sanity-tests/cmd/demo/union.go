@@ -19,18 +19,18 @@ import (
 )
 
 const (
-	// virtualNode stands for the remote cluster in the home cluster.
+	// virtualNode represents the remote cluster in the home cluster.
 	virtualNode = "to-remote"
 	// clusterKey is the label that the driver gives every node.
 	clusterKey = "topology.storage.liqo.io/cluster"
-	// partingPatience is how long each thing may take to go in the end.
+	// partingPatience is the timeout of each deletion at the end.
 	partingPatience = 90 * time.Second
 )
 
 var remoteClusters = schema.GroupVersionResource{Group: "storage.liqo.io", Version: "v1alpha1", Resource: "remoteclusters"}
 
-// join lets pods and claims of the home cluster go to the remote one. It takes
-// over what a demo left that was killed, and ends that one's pods and claims.
+// join connects the clusters. After a demo that was killed it continues, and deletes that demo's
+// pods and claims.
 func (s *story) join(ctx context.Context) error {
 	if err := s.tellDriver(ctx); err != nil {
 		return err
@@ -47,8 +47,8 @@ func (s *story) join(ctx context.Context) error {
 	return err
 }
 
-// tellDriver makes the two objects by which an administrator tells the driver of
-// a cluster: the kubeconfig that the other administrator has given, and the cluster.
+// tellDriver creates the RemoteCluster, and the Secret with the kubeconfig from the other
+// administrator.
 func (s *story) tellDriver(ctx context.Context) (err error) {
 	var kubeconfig []byte
 	if s.access, kubeconfig, err = driver.GrantAccess(ctx, s.home.cluster, s.remote.cluster, nil); err != nil {
@@ -103,7 +103,7 @@ func (s *story) freshNamespace(ctx context.Context) error {
 	return nil
 }
 
-// removeNamespace is done when the volumes of its claims are gone, too.
+// removeNamespace is done when the volumes of its claims are deleted, too.
 func (s *story) removeNamespace(ctx context.Context, in side) error {
 	what := fmt.Sprintf("namespace %s of cluster %s", in.namespace, in.cluster.Name())
 	err := s.until(ctx, what+" to go", func(ctx context.Context) error {
@@ -126,7 +126,7 @@ func (s *story) removeNamespace(ctx context.Context, in side) error {
 	})
 }
 
-// showUnion shows what the driver made of it, once the scheduler may rely on it.
+// showUnion shows what the driver added to the node, when the scheduler can use it.
 func (s *story) showUnion(ctx context.Context) error {
 	capacity, err := s.capacity(ctx)
 	if err != nil {
@@ -157,7 +157,7 @@ func (s *story) showUnion(ctx context.Context) error {
 	return nil
 }
 
-// readyRemoteCluster waits until the driver reports that twins can be made there.
+// readyRemoteCluster waits until the driver reports that twins can be created there.
 func (s *story) readyRemoteCluster(ctx context.Context) (object *unstructured.Unstructured, err error) {
 	err = s.until(ctx, "RemoteCluster "+remote+" to be ready", func(ctx context.Context) error {
 		if object, err = s.dynamic.Resource(remoteClusters).Get(ctx, remote, metav1.GetOptions{}); err != nil {
@@ -173,7 +173,7 @@ func (s *story) readyRemoteCluster(ctx context.Context) (object *unstructured.Un
 	return object, err
 }
 
-// standing is what the driver reports about the cluster.
+// standing returns the conditions of a RemoteCluster.
 func standing(object *unstructured.Unstructured) (told []string) {
 	conditions, _, _ := unstructured.NestedSlice(object.Object, "status", "conditions")
 	for _, condition := range conditions {
@@ -184,7 +184,7 @@ func standing(object *unstructured.Unstructured) (told []string) {
 	return told
 }
 
-// capacity is what the driver has published for the class in the remote cluster.
+// capacity returns the capacity that the driver has published for the class in the remote cluster.
 func (s *story) capacity(ctx context.Context) (room string, err error) {
 	err = s.until(ctx, "capacity of class "+class+" in cluster "+remote, func(ctx context.Context) error {
 		published, err := s.home.client.StorageV1().CSIStorageCapacities(chart.Namespace).List(ctx, metav1.ListOptions{})
@@ -208,7 +208,7 @@ func selectsCluster(topology *metav1.LabelSelector, id string) bool {
 	})
 }
 
-// usableVirtualNode waits until csi-provisioner could use the node.
+// usableVirtualNode waits until csi-provisioner can use the node.
 func (s *story) usableVirtualNode(ctx context.Context) (node *corev1.Node, err error) {
 	err = s.until(ctx, "the driver to prepare node "+virtualNode, func(ctx context.Context) error {
 		if node, err = s.home.client.CoreV1().Nodes().Get(ctx, virtualNode, metav1.GetOptions{}); err != nil {
@@ -234,8 +234,8 @@ func (s *story) usableVirtualNode(ctx context.Context) (node *corev1.Node, err e
 	return node, err
 }
 
-// part undoes join, however far that or the story came, and also when ctx has
-// ended. What does not go away does not keep the rest.
+// part undoes join, also after an error or when ctx is done. If one deletion fails, it continues
+// with the others.
 func (s *story) part(ctx context.Context) error {
 	ctx = context.WithoutCancel(ctx)
 	var failed error
@@ -248,8 +248,8 @@ func (s *story) part(ctx context.Context) error {
 		}
 		line("removed", "%s", what)
 	}
-	// The RemoteCluster last: it takes it to delete remote data. The namespace there goes with the
-	// one here.
+	// The RemoteCluster last, because the driver needs it to delete remote data. The remote
+	// namespace is deleted with the one at home.
 	step("namespace "+homeNamespace, func(ctx context.Context) error { return s.removeNamespace(ctx, s.home) })
 	step("namespace "+remoteNamespace+" of cluster "+remote, func(ctx context.Context) error { return s.removeNamespace(ctx, s.remote) })
 	step("RemoteCluster "+remote, s.removeRemoteCluster)

@@ -1,5 +1,5 @@
-// Command lab starts, inspects, disturbs and ends the lab. It is a thin layer
-// over package clusters, which tests use directly.
+// Command lab starts, inspects, disturbs and stops the lab, with package clusters, which tests use
+// directly.
 package main
 
 import (
@@ -11,7 +11,7 @@ import (
 	"syscall"
 )
 
-// command is one word of the command line.
+// command is a subcommand.
 type command struct {
 	name, arguments, purpose string
 	run                      func(context.Context, []string) error

@@ -1,5 +1,5 @@
-// Command release makes what is published, in the folder dist: all of it, or with `image` the image
-// alone.
+// Command release creates the files of a release in the folder dist: all of them, or with `image`
+// only the image.
 package main
 
 import (

@@ -1,4 +1,4 @@
-// Command coredns is CoreDNS with the few plugins that a cluster of the lab needs: with all of
+// Command coredns is CoreDNS with only the plugins that a cluster of the lab needs: with all of
 // them it is three times as large, and takes minutes to build.
 package main
 
@@ -10,7 +10,7 @@ import (
 	_ "github.com/coredns/coredns/plugin/ready"
 )
 
-// A query passes the plugins in this order, which is that of the published CoreDNS.
+// The order of the plugins, as in the published CoreDNS.
 func init() { dnsserver.Directives = []string{"ready", "errors", "kubernetes"} }
 
 func main() { coremain.Run() }

@@ -1,5 +1,6 @@
-// The program judges requests by ValidatingAdmissionPolicies, with the code of the API server and without one: it
-// reads a Question from its input, and writes for each request the messages of the policies that refuse it.
+// Command policies evaluates ValidatingAdmissionPolicies for requests, with the API server's code
+// but without an API server: it reads a Question from standard input, and writes for each request
+// the messages of the policies that refuse it.
 package main
 
 import (
@@ -32,12 +33,13 @@ type Question struct {
 	Requests []Request
 }
 
-// Request is one of a user. Namespaces, which are cluster-scoped, are their own Namespace here.
+// Request is a request of a user. For a Namespace object, Namespace is that object.
 type Request struct {
 	User      string
 	Groups    []string
 	Operation admission.Operation
-	// Resource is a plural with its group, such as volumesnapshots.snapshot.storage.k8s.io, and Subresource follows a slash.
+	// Resource is a plural name with its group, such as volumesnapshots.snapshot.storage.k8s.io. A
+	// subresource follows after a slash.
 	Resource          string
 	Object, OldObject map[string]any
 	Namespace         *corev1.Namespace
@@ -75,7 +77,8 @@ func (r Request) resource() (of schema.GroupResource, subresource string) {
 	return schema.ParseGroupResource(resource), subresource
 }
 
-// concerns has no rules with wildcards of resources: our policies have none.
+// concerns reports whether the constraints match the request. It supports no wildcards for
+// resources, which our policies do not use.
 func (r Request) concerns(constraints *v1.MatchResources) bool {
 	of, subresource := r.resource()
 	name := strings.TrimSuffix(of.Resource+"/"+subresource, "/")
@@ -152,7 +155,7 @@ func (r Request) attributes() (schema.GroupVersionResource, *admission.Versioned
 	return of, &admission.VersionedAttributes{Attributes: record, VersionedObject: current, VersionedOldObject: old}
 }
 
-// Authorize is what `authorizer` calls in a policy.
+// Authorize implements `authorizer` in a policy.
 func (r Request) Authorize(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	asked := schema.GroupResource{Group: a.GetAPIGroup(), Resource: a.GetResource()}
 	if slices.Contains(r.Rights, fmt.Sprintf("%s %s %s", a.GetVerb(), asked, a.GetNamespace())) {

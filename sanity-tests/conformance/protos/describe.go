@@ -1,7 +1,7 @@
-// Package protos turns protobuf files into a flat list of facts, one per
-// message, field, enum value, method and extension, so that two descriptions of
-// one interface can be compared line by line. Comments and file names are not
-// facts; everything that changes bytes on the wire or marks a secret is.
+// Package protos converts protobuf files into a list of facts, one per message, field, enum value,
+// method and extension, so that two descriptions of one interface can be compared line by line.
+// Comments and file names are ignored; everything that changes bytes on the wire or marks a secret
+// is a fact.
 package protos
 
 import (
@@ -13,10 +13,10 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// Facts maps the full name of an element to what the wire knows about it.
+// Facts maps the full name of an element to what determines its encoding.
 type Facts map[string]string
 
-// Describe collects the facts of one file.
+// Describe returns the facts of one file.
 func Describe(file protoreflect.FileDescriptor) Facts {
 	facts := Facts{"(package)": string(file.Package()), "(syntax)": file.Syntax().String()}
 	facts.messages(file.Messages())
@@ -108,7 +108,7 @@ func stream(streaming bool) string {
 	return ""
 }
 
-// Differences says, sorted by name, where ours departs from the official facts.
+// Differences returns, sorted by name, where ours differ from the official facts.
 func Differences(official, ours Facts) []string {
 	var differences []string
 	for name, want := range official {

@@ -13,7 +13,7 @@ import (
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
-// The interface we compile into the driver, and the one everybody else speaks.
+// The interfaces that are compiled into the driver, and the official ones.
 var interfaces = []struct {
 	file     string
 	official protoreflect.FileDescriptor
@@ -35,7 +35,7 @@ func TestOurFilesAreTheOfficialInterface(t *testing.T) {
 	}
 }
 
-// The comparison is worth nothing if it cannot fail.
+// A comparison that cannot fail proves nothing.
 func TestDriftIsSeen(t *testing.T) {
 	source := read(t, "csi.proto")
 	official := Describe(csi.File_csi_proto)

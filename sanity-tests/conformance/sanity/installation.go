@@ -1,6 +1,5 @@
-// Package sanity runs csi-sanity against the driver as it is installed in the
-// lab: through the sockets of its controller and of a node plugin, on a real API
-// server, with real storage behind it.
+// Package sanity runs csi-sanity against the driver as it is installed in the lab: on the sockets
+// of its controller and of a node plugin, with a real API server and real storage.
 package sanity
 
 import (
@@ -24,15 +23,15 @@ import (
 	"storage.liqo.io/sanity-tests/nodes"
 )
 
-// installation is where the running driver can be reached.
+// installation has the addresses of the running driver.
 type installation struct {
 	client     kubernetes.Interface
 	node       *nodes.Node
 	controller string
 }
 
-// install builds and installs the driver. It is a command of the module next door,
-// because what it builds is found from there.
+// install builds and installs the driver with a command of the module sanity-tests, which finds the
+// sources from its own folder.
 func install(ctx context.Context) error {
 	cmd := exec.CommandContext(ctx, "go", "run", "./cmd/driver", "install")
 	cmd.Dir = filepath.Join("..", "..")
@@ -40,8 +39,8 @@ func install(ctx context.Context) error {
 	return cmd.Run()
 }
 
-// find looks the driver up in the lab's first cluster. A folder in dir leads to the
-// controller's socket: its own path is longer than the address of a socket may be.
+// find finds the driver in the lab's first cluster. dir gets a link to the folder of the
+// controller's socket, because the real path is longer than the address of a socket may be.
 func find(ctx context.Context, dir string) (*installation, error) {
 	lab, err := clusters.Load()
 	if err != nil {
@@ -86,13 +85,13 @@ func controllerPod(ctx context.Context, client kubernetes.Interface) (*corev1.Po
 	return nil, errors.New("no pod of the controller runs")
 }
 
-// nodeSocket is the node plugin's socket on the host.
+// nodeSocket returns the host's path of the node plugin's socket.
 func (i *installation) nodeSocket() string {
 	return i.node.HostPath(filepath.Join(nodes.KubeletDir, "plugins", driver.CSIName, "csi.sock"))
 }
 
-// paths has csi-sanity name paths as the node does, below kubelet's folder, where
-// the node plugin's mounts are made, and work on them from the host.
+// paths makes csi-sanity use paths of the node below kubelet's folder, where the node plugin
+// mounts, and access them from the host.
 func (i *installation) paths(config *sanity.TestConfig, name string) (cleanUp func()) {
 	base := filepath.Join(nodes.KubeletDir, "plugins", "csi-sanity-"+name)
 	config.TargetPath = filepath.Join(base, "targets")
@@ -108,7 +107,7 @@ func (i *installation) paths(config *sanity.TestConfig, name string) (cleanUp fu
 	config.CreateTargetDir, config.CreateStagingDir = create, create
 	config.RemoveTargetPath, config.RemoveStagingPath = remove, remove
 	config.CheckPath = func(path string) (sanity.PathKind, error) { return kind(i.node.HostPath(path)) }
-	// Only folders that are empty: whatever else lies there is worth a look.
+	// Only empty folders: anything else should be inspected.
 	return func() { _ = os.Remove(i.node.HostPath(base)) }
 }
 
@@ -127,8 +126,8 @@ func kind(path string) (sanity.PathKind, error) {
 	return sanity.PathIsOther, nil
 }
 
-// leftovers are twins and attachments that csi-sanity's volumes left behind; no
-// claim of a user stands behind those.
+// leftovers returns twins and attachments of csi-sanity's volumes. No claim of a user refers to
+// them.
 func (i *installation) leftovers(ctx context.Context) ([]string, error) {
 	twins, err := i.client.CoreV1().PersistentVolumeClaims(chart.StorageNamespace).List(ctx, metav1.ListOptions{
 		LabelSelector: "app.kubernetes.io/managed-by=" + driver.CSIName,
@@ -157,7 +156,7 @@ func (i *installation) leftovers(ctx context.Context) ([]string, error) {
 	return append(found, snapshots...), err
 }
 
-// snapshots are the twins of csi-sanity's snapshots: no object of a user stands behind those.
+// snapshots returns the twins of csi-sanity's snapshots. No object of a user refers to them.
 func (i *installation) snapshots(ctx context.Context) (found []string, err error) {
 	path := "/apis/snapshot.storage.k8s.io/v1/namespaces/" + chart.StorageNamespace + "/volumesnapshots"
 	raw, err := i.client.Discovery().RESTClient().Get().AbsPath(path).DoRaw(ctx)

@@ -18,17 +18,16 @@ import (
 	"storage.liqo.io/sanity-tests/driver"
 )
 
-// setups are the kinds of real volumes behind the driver; the real class of each
-// can be reached from all nodes, because csi-sanity's volumes have no node. (None
-// is attached: the lab's driver with attachments insists on a token of the pod's
-// service account, and csi-sanity has no pod.)
+// setups are the kinds of real storage. The real class of each is accessible from all nodes,
+// because csi-sanity's volumes have no node. (None requires attachment: the lab's driver with
+// attachments requires a token of the pod's service account, and csi-sanity has no pod.)
 var setups = []struct{ name, accessType, realClass string }{
 	{"directories", "mount", "reference"},
 	{"ext4", "mount", "reference-ext4"},
 	{"block", "block", "reference"},
 }
 
-// only selects set-ups: with -run go would leave out their results, and not the specs.
+// only selects setups: -run would only leave out their results, and still run the specs.
 var only = flag.String("setup", "", "names of the set-ups to run, with commas between them, instead of all")
 
 func isSelected(setup string) bool {
@@ -71,8 +70,7 @@ func TestDriver(t *testing.T) {
 	tell(t, report)
 }
 
-// tell makes each spec a test of its own, below its set-up, so that whoever counts tests
-// counts them, and sums them up.
+// tell reports each spec as a subtest of its setup, so that it is counted, and their sum.
 func tell(t *testing.T, report types.Report) {
 	for _, setup := range setups {
 		if !isSelected(setup.name) {

@@ -1,7 +1,7 @@
-// Package external puts class liqo through the tests that Kubernetes has for CSI drivers
-// outside of its tree, on real clusters: nobody of this project wrote a line of them.
+// Package external runs Kubernetes' own tests of out-of-tree CSI drivers for class liqo, on real
+// clusters.
 //
-// How they are built and run is the business of package external above.
+// The package external of this module builds and runs them.
 package external
 
 import (
@@ -21,8 +21,8 @@ var procs = flag.Int("procs", 4*runtime.NumCPU(), "specs that run side by side; 
 
 func TestMain(m *testing.M) { user.Main(m) }
 
-// cases are the test-driver files. Fewer specs than these have never been enough: a
-// suite that runs nothing must not pass.
+// cases are the test-driver files, with the minimum number of specs: a suite that runs nothing must
+// not pass.
 var cases = []struct {
 	driver, focus string
 	atLeast       int
@@ -54,7 +54,7 @@ func TestExternalStorage(t *testing.T) {
 	}
 }
 
-// show makes a test of each spec, and one of their number.
+// show runs a subtest for each spec, and one for their number.
 func show(t *testing.T, report external.Report, atLeast int) {
 	t.Helper()
 	for _, spec := range report.Specs {
@@ -75,7 +75,7 @@ func show(t *testing.T, report external.Report, atLeast int) {
 	})
 }
 
-// deadline leaves specs that are interrupted the time to clean up.
+// deadline leaves interrupted specs the time to clean up.
 func deadline(t *testing.T) time.Time {
 	if end, limited := t.Deadline(); limited {
 		return end.Add(-5 * time.Minute)

@@ -152,7 +152,7 @@ func (w *walk) importUndone(t *testing.T, n *user.Namespace) {
 	command.succeeds(t, "--undo")
 	wantRestored(t, n, real)
 
-	// Somebody creates the claim in the gap.
+	// Another client creates the claim before the command does.
 	command.crashes(t, w, []string{"after-import-delete"}, class...)
 	waitNoClaim(n)
 	n.Claim("data", "reference", "64Mi")
@@ -160,7 +160,7 @@ func (w *walk) importUndone(t *testing.T, n *user.Namespace) {
 	command.succeeds(t, "--undo")
 	wantRestored(t, n, real)
 
-	// The new claim loses its node; then the controller runs again.
+	// The selected node is removed from the new claim; then the controller runs again.
 	command.crashes(t, w, []string{"after-import-make"}, class...)
 	if _, err := n.Kubectl("annotate", "pvc", "data", "volume.kubernetes.io/selected-node-"); err != nil {
 		t.Fatal(err)
@@ -315,7 +315,7 @@ func (w *walk) snapshotImported(t *testing.T, n *user.Namespace) {
 	command.name = "backup"
 
 	command.crashes(t, w, []string{"before-snapshot-import-delete"})
-	// Somebody changes the policy of the twin's content.
+	// Another client changes the policy of the twin's content.
 	ofTwin := fmt.Sprintf(`jsonpath={.items[?(@.spec.source.snapshotHandle==%q)].metadata.name}`, before.Content.Status.Handle)
 	second, err := n.Kubectl("get", "volumesnapshotcontents", "-o", ofTwin)
 	if err != nil || second == "" {

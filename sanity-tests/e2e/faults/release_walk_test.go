@@ -89,7 +89,7 @@ func (w *walk) releaseUndone(t *testing.T, n *user.Namespace) {
 	undoAfter("after-release-finalizer")
 	undoAfter("after-release-virtual", "unrelease-touch-twin", "unrelease-virtual")
 
-	// Somebody creates the claim in the gap, of the virtual class.
+	// Another client creates the claim with the virtual class before the command does.
 	command.crashes(t, w, []string{"after-release-claim"})
 	waitNoClaim(n)
 	n.Claim("data", "liqo-reference", "64Mi")
@@ -107,7 +107,7 @@ func (w *walk) releaseUndone(t *testing.T, n *user.Namespace) {
 		user.ViolatedNow(t, "the real volume is %s, it was %s", now.Real.Name, was.Real.Name)
 	}
 
-	// Somebody creates the claim in the gap, of the real class.
+	// Another client creates the claim with the real class before the command does.
 	command.crashes(t, w, []string{"after-release-claim"})
 	waitNoClaim(n)
 	n.Claim("data", "reference", "64Mi")

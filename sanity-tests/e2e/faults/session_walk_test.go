@@ -14,13 +14,13 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-// The token of a connected cluster is due, and the controller crashes around the request for the next one and around
-// the write that keeps it.
+// The token of a connected cluster is due for renewal, and the controller crashes around the
+// request for the next token and around the write that stores it.
 func (w *walk) sessionRenewed(t *testing.T, b *remoteSetup) {
 	b.connect(t)
 	b.waitReady()
 	var expires time.Time
-	// One after the other: tokens are looked at once a minute.
+	// One after the other, because the driver checks tokens once a minute.
 	for _, step := range []string{"token-renew", "token-write"} {
 		controller := w.crashController(t, b.home, bothSides(step))
 		expires = b.ageToken()

@@ -27,7 +27,7 @@ import (
 	"storage.liqo.io/sanity-tests/machine"
 )
 
-// What tests rely on, shown on one lab.
+// Properties of a lab on which tests rely.
 func TestBehaviour(t *testing.T) {
 	requireNoLab(t)
 	ctx := within(t, 20*time.Minute)
@@ -65,9 +65,8 @@ func client(t *testing.T, cluster *clusters.Cluster) kubernetes.Interface {
 	return made
 }
 
-// podsReachTheAPI asks for the API's version from a pod on each node, with the
-// token and the authority that pods are given; the answer comes back as the
-// pod's log, through the kubelet.
+// podsReachTheAPI requests the API's version from a pod on each node, with the pod's token and CA.
+// The response is in the pod's log, which kubelet serves.
 func podsReachTheAPI(t *testing.T, ctx context.Context, home *clusters.Cluster) {
 	for _, node := range home.Nodes() {
 		pod := runPod(t, ctx, home, node.Name, `echo | nc -w 20 "$KUBERNETES_SERVICE_HOST" 443 && echo reached`)
@@ -75,7 +74,7 @@ func podsReachTheAPI(t *testing.T, ctx context.Context, home *clusters.Cluster) 
 	}
 }
 
-// waitReached waits until the pod says so.
+// waitReached waits until the pod's log has the response.
 func waitReached(t *testing.T, ctx context.Context, cluster *clusters.Cluster, pod *corev1.Pod) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
@@ -92,11 +91,12 @@ func waitReached(t *testing.T, ctx context.Context, cluster *clusters.Cluster, p
 	}
 }
 
-// serve answers on port 8080 with the name of the pod.
+// serve is a server on port 8080 that responds with the name of its pod.
 const serve = "mkdir /www && hostname > /www/index.html && exec httpd -f -p 8080 -h /www"
 
-// podsFindServices has a pod on each node that serves, and one that asks: a service with an address
-// until both have answered, and each by the name it has in a headless service.
+// podsFindServices creates a server and a client on each node. The clients send requests to a
+// service by its address until both servers have responded, and to each server by its name in a
+// headless service.
 func podsFindServices(t *testing.T, ctx context.Context, home *clusters.Cluster) {
 	services := client(t, home).CoreV1().Services(metav1.NamespaceDefault)
 	labels := map[string]string{"app": "web"}
@@ -124,8 +124,8 @@ func podsFindServices(t *testing.T, ctx context.Context, home *clusters.Cluster)
 	}
 }
 
-// podsReachEachOther asks in each cluster for a pod of the other, by its address; the one that is
-// asked sees the address of the one that asks.
+// podsReachEachOther sends a request in each cluster to a pod of the other, by its address. The
+// server sees the address of the client.
 func podsReachEachOther(t *testing.T, ctx context.Context, home, remote *clusters.Cluster) {
 	for _, pair := range [][2]*clusters.Cluster{{home, remote}, {remote, home}} {
 		from, to := pair[0], pair[1]
@@ -220,8 +220,7 @@ func kubeletsAnswerNoStrangers(t *testing.T, ctx context.Context, home *clusters
 	}
 }
 
-// askThroughProxy asks the remote API server for its version from a node of the
-// home cluster.
+// askThroughProxy requests the version of the remote API server from a node of the home cluster.
 func askThroughProxy(ctx context.Context, home, remote *clusters.Cluster) error {
 	kubeconfig, err := os.Open(remote.ProxyKubeconfig())
 	if err != nil {
@@ -237,8 +236,8 @@ func askThroughProxy(ctx context.Context, home, remote *clusters.Cluster) error 
 	return nil
 }
 
-// answered asks the remote API server for up to a minute, and says how long the attempt took that it
-// answered: on a busy machine an attempt may not end in its time.
+// answered repeats the request for up to a minute, and returns the duration of the attempt that
+// succeeded: on a busy machine an attempt may time out.
 func answered(ctx context.Context, home, remote *clusters.Cluster) (took time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -289,7 +288,7 @@ func partitionIsFelt(t *testing.T, ctx context.Context, lab *clusters.Lab, home,
 	if err := lab.Partition(ctx, false); err != nil {
 		t.Fatal(err)
 	}
-	// Packets of before may still have to fail.
+	// Packets that were sent earlier may still have to fail.
 	if _, err := answered(ctx, home, remote); err != nil {
 		t.Errorf("after the partition the remote cluster does not answer: %v", err)
 	}

@@ -1,6 +1,6 @@
-// Package lab_test starts and ends labs of its own and shows that they do what
-// tests rely on, and that the machine is afterwards what it was. It needs root,
-// and a machine on which no lab runs.
+// Package lab_test starts and stops its own labs, and checks that they have the properties that
+// tests rely on, and that the machine is restored afterwards. It needs root, and a machine without
+// a running lab.
 package lab_test
 
 import (
@@ -23,7 +23,7 @@ import (
 	"storage.liqo.io/sanity-tests/machine"
 )
 
-// requireNoLab skips where a lab cannot be started.
+// requireNoLab skips the test where a lab cannot be started.
 func requireNoLab(t *testing.T) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -53,8 +53,7 @@ func up(t *testing.T, ctx context.Context, options clusters.Options) *clusters.L
 	return lab
 }
 
-// down does not use the test's context: cleaning up is most needed when that is
-// over.
+// down does not use the test's context, because it must also clean up when that is cancelled.
 func down(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
@@ -64,7 +63,7 @@ func down(t *testing.T) {
 	}
 }
 
-// killAll ends every component of the lab.
+// killAll kills every component of the lab.
 func killAll(t *testing.T) {
 	t.Helper()
 	running, err := machine.Processes()
@@ -78,8 +77,8 @@ func killAll(t *testing.T) {
 	}
 }
 
-// A lab with dead components, pods, and a mounted loop device in a node is
-// taken down without a trace; the second of two starts changes nothing.
+// A lab with dead components, pods, and a mounted loop device in a node is removed completely; the
+// second of two starts changes nothing.
 func TestDownLeavesNothingBehind(t *testing.T) {
 	requireNoLab(t)
 	ctx := within(t, 20*time.Minute)
@@ -108,11 +107,11 @@ func TestDownLeavesNothingBehind(t *testing.T) {
 
 	down(t)
 	requireUnchanged(t, before)
-	down(t) // of nothing is no error
+	down(t) // without a lab it is no error
 	requireUnchanged(t, before)
 }
 
-// A start that is broken off half-way is taken down as well.
+// A lab whose start was interrupted is removed as well.
 func TestDownAfterHalfAStart(t *testing.T) {
 	requireNoLab(t)
 	ctx := within(t, 10*time.Minute)
@@ -129,7 +128,7 @@ func TestDownAfterHalfAStart(t *testing.T) {
 	requireUnchanged(t, before)
 }
 
-// A lab of one small cluster, and what bad wishes are answered with.
+// A lab of one small cluster, and the errors for invalid options.
 func TestOneCluster(t *testing.T) {
 	requireNoLab(t)
 	ctx := within(t, 10*time.Minute)
@@ -148,8 +147,8 @@ func TestOneCluster(t *testing.T) {
 	requireUnchanged(t, before)
 }
 
-// What is left when everything ends at once is no lab that runs, and is removed
-// before the next one.
+// A lab whose processes were all killed does not count as running, and is removed before the next
+// start.
 func TestRemainsOfALabAreRemoved(t *testing.T) {
 	requireNoLab(t)
 	ctx := within(t, 10*time.Minute)
@@ -173,8 +172,7 @@ func TestRemainsOfALabAreRemoved(t *testing.T) {
 	requireUnchanged(t, before)
 }
 
-// After a reboot the files are still there and all else is gone: a start makes
-// the rest again, around the same data.
+// After a reboot only the files exist: a start recreates everything else, with the same data.
 func TestUpAfterAReboot(t *testing.T) {
 	requireNoLab(t)
 	ctx := within(t, 10*time.Minute)
@@ -261,7 +259,7 @@ func runPod(t *testing.T, ctx context.Context, cluster *clusters.Cluster, node, 
 	return pod
 }
 
-// leaveMountedLoopDevice does in a node what a driver that dies leaves there.
+// leaveMountedLoopDevice leaves a mounted loop device in a node, like a driver that was killed.
 func leaveMountedLoopDevice(t *testing.T, ctx context.Context, cluster *clusters.Cluster) {
 	t.Helper()
 	node := cluster.Nodes()[0]
@@ -284,8 +282,7 @@ sleep 100000 >/dev/null 2>&1 &`
 	}
 }
 
-// killShim ends the shim of some container, which leaves the container without
-// anyone who looks after it.
+// killShim kills the shim of a container, which then has no parent.
 func killShim(t *testing.T) {
 	t.Helper()
 	entries, err := os.ReadDir("/proc")
@@ -306,7 +303,7 @@ func killShim(t *testing.T) {
 	t.Fatal("no container shim runs")
 }
 
-// whenSaid is a writer that calls do when a text is written to it.
+// whenSaid is a writer that calls do when this text is written to it.
 func whenSaid(text string, do func()) writerFunc {
 	return func(written []byte) (int, error) {
 		if bytes.Contains(written, []byte(text)) {

@@ -14,8 +14,7 @@ import (
 	"storage.liqo.io/sanity-tests/machine"
 )
 
-// A component that ends tells why in the error, at once and not when time is
-// up.
+// When a component exits, the error has the reason at once and not after the timeout.
 func TestAFailedComponentSaysWhy(t *testing.T) {
 	requireNoLab(t)
 	t.Cleanup(func() { down(t) })
@@ -37,8 +36,8 @@ func TestAFailedComponentSaysWhy(t *testing.T) {
 	}
 }
 
-// What the lab starts outlives its starter, so it must not keep the starter's
-// files open: one may be a lock.
+// The lab's processes outlive the process that starts them, so they must not inherit its open
+// files: one may be a lock.
 func TestProcessesInheritNoFiles(t *testing.T) {
 	requireNoLab(t)
 	t.Cleanup(func() { down(t) })

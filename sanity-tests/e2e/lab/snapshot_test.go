@@ -16,8 +16,8 @@ import (
 	"storage.liqo.io/sanity-tests/machine"
 )
 
-// snapshot is everything about a machine that a lab could leave something in,
-// as a set of lines that say what is there.
+// snapshot is a set of lines that describe everything on a machine in which a lab could leave
+// something.
 type snapshot map[string]bool
 
 func takeSnapshot(t *testing.T) snapshot {
@@ -36,7 +36,7 @@ func takeSnapshot(t *testing.T) snapshot {
 			taken["file "+path] = true
 		}
 	}
-	// Folders in which any program of the machine may make files at any time.
+	// Folders in which any program of the machine may create files at any time.
 	for _, pattern := range []string{"/run/*", "/var/lib/*", "/var/log/*"} {
 		found, _ := filepath.Glob(pattern)
 		for _, path := range found {
@@ -52,7 +52,7 @@ func takeSnapshot(t *testing.T) snapshot {
 	return taken
 }
 
-// labNames are what files are called that the lab, or what runs in it, could leave.
+// labNames matches the names of files that the lab, or a program in it, could leave.
 var labNames = regexp.MustCompile(`lab|liqo|kube|container|runc|cri|cni|csi|etcd|coredns|netns|calico|flannel|pods|local-path`)
 
 func (s snapshot) addMounts(t *testing.T) {
@@ -68,8 +68,8 @@ func (s snapshot) addMounts(t *testing.T) {
 	}
 }
 
-// addProcesses notes the processes that look like the lab's, and the namespaces
-// that they are in: other programs come and go on any machine.
+// addProcesses adds the processes that look like the lab's, and their namespaces: other programs
+// start and exit on any machine.
 func (s snapshot) addProcesses() {
 	entries, _ := os.ReadDir("/proc")
 	for _, entry := range entries {
@@ -95,8 +95,8 @@ func (s snapshot) addProcesses() {
 	}
 }
 
-// addCgroups notes the cgroups under the names that the lab and what runs in it
-// could make; the machine's own come and go.
+// addCgroups adds the cgroups with names that the lab, or a program in it, could use; other cgroups
+// change at any time.
 func (s snapshot) addCgroups() {
 	names := []string{machine.CgroupName, "k8s.io", "kubepods", "kubelet", "containerd"}
 	_ = filepath.WalkDir("/sys/fs/cgroup", func(path string, entry fs.DirEntry, err error) error {
@@ -107,8 +107,8 @@ func (s snapshot) addCgroups() {
 	})
 }
 
-// requireUnchanged waits until the machine is as it was: the kernel finishes
-// some of a teardown in the background.
+// requireUnchanged waits until the machine is as before: the kernel finishes some of a teardown in
+// the background.
 func requireUnchanged(t *testing.T, before snapshot) {
 	t.Helper()
 	var difference []string
@@ -121,8 +121,8 @@ func requireUnchanged(t *testing.T, before snapshot) {
 	t.Fatalf("the machine is not what it was before the lab:\n%s", strings.Join(difference, "\n"))
 }
 
-// difference tells what is new, and what is gone except processes and their
-// namespaces: those of others end when they like.
+// difference returns what is new, and what is missing except processes and their namespaces,
+// because those of others exit at any time.
 func (s snapshot) difference(after snapshot) []string {
 	var lines []string
 	for line := range after {

@@ -1,9 +1,8 @@
-// Package nodeconformance puts virtual nodes through what Kubernetes says that a node does for pods:
-// the specs [NodeConformance] of its end-to-end tests, once in the remote cluster itself, and once in
-// the home cluster with every pod on the virtual node. What passes there passes here, except for the
-// differences in differences_test.go.
+// Package nodeconformance runs Kubernetes' node conformance specs ([NodeConformance]) twice: in the
+// remote cluster itself, and in the home cluster with every pod on the virtual node. What passes in
+// the remote cluster passes at home, except for the differences in differences_test.go.
 //
-// How the specs are built and run is the business of package external above.
+// Package external builds and runs the specs.
 package nodeconformance
 
 import (
@@ -24,10 +23,11 @@ import (
 )
 
 const (
-	// name is the id of the remote cluster, and the name of all that is made for it.
+	// name is the id of the remote cluster, and the name of all objects that are created for it.
 	name = "conformance"
 	node = "virtual-conformance"
-	// atLeast is how many specs have to pass in both clusters: a suite that runs nothing must not pass.
+	// atLeast is the minimum number of specs that must pass in both clusters: a suite that runs
+	// nothing must not pass.
 	atLeast = 100
 )
 
@@ -77,7 +77,7 @@ func TestNodeConformance(t *testing.T) {
 	}
 }
 
-// makeNode makes a virtual node in place of the remote cluster, which goes with the test.
+// makeNode creates a virtual node for the remote cluster, and deletes it at the end of the test.
 func makeNode(t *testing.T, home, remote *clusters.Cluster) {
 	t.Helper()
 	if err := driver.DefineOffloading(t.Context(), home); err != nil {
@@ -106,7 +106,7 @@ func report(t *testing.T, err error) {
 	}
 }
 
-// runBoth runs the specs against both clusters side by side: most of the time they wait.
+// runBoth runs the specs in both clusters in parallel, because they mostly wait.
 func runBoth(t *testing.T, suite, through *external.Suite) (direct, offloaded external.Report) {
 	t.Helper()
 	options := external.Options{Focus: *focus, Skip: skipped, Procs: *procs, Until: deadline(t)}
@@ -127,7 +127,7 @@ func runBoth(t *testing.T, suite, through *external.Suite) (direct, offloaded ex
 	return direct, offloaded
 }
 
-// show says what failed. Steps before and after all specs must not.
+// show reports what failed. Steps before and after all specs must not fail.
 func show(t *testing.T, where string, ran external.Report) {
 	t.Helper()
 	t.Logf("%s: %s; skipped themselves:\n%s", where, count(ran), ran.Reasons())
@@ -146,7 +146,7 @@ func count(ran external.Report) string {
 	return fmt.Sprintf("%d passed and %d failed", len(ran.Specs)-failed, failed)
 }
 
-// deadline leaves specs that are interrupted the time to clean up.
+// deadline leaves interrupted specs the time to clean up.
 func deadline(t *testing.T) time.Time {
 	if end, limited := t.Deadline(); limited {
 		return end.Add(-5 * time.Minute)

@@ -1,7 +1,7 @@
 package nodeconformance
 
-// skipped are specs that are run in neither cluster: they measure for half an hour how kubelets
-// put off the start of a container that ends, and those of the lab do it for a second at most.
+// skipped are specs that are run in neither cluster: they take half an hour to measure kubelet's
+// back-off for a container that exits, which is at most a second in the lab.
 const skipped = `back-off`
 
 const (
@@ -10,7 +10,7 @@ const (
 )
 
 // expected are the specs that pass in the remote cluster and not through the virtual node, with the
-// reason. docs/offloading-reference.md has them for readers.
+// reason. docs/offloading-reference.md documents them.
 var expected = map[string]string{
 	"Downward API should provide host IP and pod IP as an env var if pod uses host network": hostNetwork,
 	"HostPath should give a volume the correct mode":                                        hostPath,

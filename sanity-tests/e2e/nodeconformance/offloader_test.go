@@ -30,9 +30,10 @@ import (
 // offloaded is the label of namespaces whose NamespaceOffloading is Ready.
 const offloaded = "e2e-offloaded"
 
-// policies are what the home cluster has beside those of the driver. The suite begins a spec when
-// its namespace has a service account: not before the namespace is offloaded. And some pods name a
-// node of those that the suite finds, which are never virtual: they get the virtual node instead.
+// policies are policies of the home cluster in addition to those of the driver. The suite starts a
+// spec when its namespace has a service account, so one policy refuses that until the namespace is
+// offloaded. Some pods name a node from the suite's list, which are never virtual: they get the
+// virtual node instead.
 const policies = `
 apiVersion: admissionregistration.k8s.io/v1
 kind: ValidatingAdmissionPolicy
@@ -78,7 +79,8 @@ spec:
 
 var offloadings = schema.GroupVersionResource{Group: "offloading.liqo.io", Version: "v1beta1", Resource: "namespaceoffloadings"}
 
-// offloader offloads namespaces of the suite as they appear, and sees where their pods go.
+// offloader offloads namespaces of the suite when they are created, and records the nodes of their
+// pods.
 type offloader struct {
 	client   kubernetes.Interface
 	wishes   dynamic.NamespaceableResourceInterface
@@ -86,16 +88,16 @@ type offloader struct {
 	finished sync.WaitGroup
 
 	mutex sync.Mutex
-	// ready are the namespaces that were offloaded, pods the nodes of pods by uid.
+	// ready are the offloaded namespaces, pods the nodes of pods by uid.
 	ready map[string]bool
 	pods  map[types.UID]placed
-	// trouble is what went wrong, each thing once.
+	// trouble has the errors, each once.
 	trouble map[string]bool
 }
 
 type placed struct{ namespace, name, node string }
 
-// offloadAll begins to offload the suite's namespaces, until the test ends.
+// offloadAll offloads the suite's namespaces until the test ends.
 func offloadAll(t *testing.T, home *clusters.Cluster) *offloader {
 	t.Helper()
 	client, err := home.Client()
@@ -128,7 +130,7 @@ func (o *offloader) end() {
 	o.finished.Wait()
 }
 
-// setPolicies creates the policies, and waits until the API server goes by the first.
+// setPolicies creates the policies, and waits until the API server enforces the first.
 func setPolicies(t *testing.T, home *clusters.Cluster, client kubernetes.Interface) {
 	t.Helper()
 	kubectl := func(ctx context.Context, args ...string) error {
@@ -200,7 +202,7 @@ func (o *offloader) offload(ctx context.Context) {
 	}
 }
 
-// offloadOne does what is next for a namespace; one that is being deleted meanwhile needs nothing.
+// offloadOne does the next step for a namespace; it ignores one that is being deleted.
 func (o *offloader) offloadOne(ctx context.Context, namespace string) error {
 	wish, err := o.wishes.Namespace(namespace).Get(ctx, "offloading", metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -249,7 +251,7 @@ func (o *offloader) watch(ctx context.Context) error {
 	})
 }
 
-// judge ends it, and says where pods of the suite went.
+// judge stops the offloader, and reports where pods of the suite ran.
 func (o *offloader) judge(t *testing.T) {
 	t.Helper()
 	o.end()

@@ -44,7 +44,8 @@ func TestWhatIsFalseHereIsFalseThere(t *testing.T) {
 	if links := running.Spec.EnableServiceLinks; links == nil || *links {
 		t.Error("it has the variables of Services there")
 	}
-	// No kernel of the lab's nodes need have user namespaces: what the API server there has is enough.
+	// The nodes of the lab need no user namespaces: it is enough that the remote API server accepts
+	// the pod.
 	n.Pod("alone", "", stateless, func(pod *corev1.Pod) { pod.Spec.HostUsers = &no })
 	remote.Eventually("the pod to be made there", func(ctx context.Context) (string, error) {
 		created, err := remote.Client.CoreV1().Pods(remote.Name).Get(ctx, "alone", metav1.GetOptions{})
@@ -85,13 +86,14 @@ func TestUsualSelectorsOfVirtualNodesAndMachinesAreMet(t *testing.T) {
 	}, required(term(requirement(corev1.LabelArchStable, corev1.NodeSelectorOpNotIn, "s390x"))))
 	n.WaitReady("web")
 	n.Pod("foreign", "", stateless, func(pod *corev1.Pod) {
-		// No node there is one. The scheduler would leave it here.
+		// No remote node has this label, so the scheduler would not choose the virtual node.
 		pod.Spec.NodeName, pod.Spec.NodeSelector = node, nil
 	}, required(term(requirement(corev1.LabelArchStable, corev1.NodeSelectorOpIn, "s390x"))))
 	n.WaitEvent("foreign", "RemoteUnschedulable", "node affinity/selector")
 }
 
-// As at home, a pod must start with the current version of an optional object that was created before it.
+// As at home, a pod must start with the current version of an optional object that was created
+// before the pod.
 func TestPodStartsWithTheConfigurationThatThereWasBeforeIt(t *testing.T) {
 	n, remote := renamedTenant(t)
 	optional := true
@@ -112,7 +114,7 @@ func TestPodStartsWithTheConfigurationThatThereWasBeforeIt(t *testing.T) {
 	}
 }
 
-// The conformance tests of Kubernetes do this, too.
+// As in the conformance tests of Kubernetes.
 func TestDirectoryMayGetItsNameLater(t *testing.T) {
 	n, _ := renamedTenant(t)
 	n.Pod("web", "", stateless, func(pod *corev1.Pod) {
@@ -211,8 +213,9 @@ func TestCredentialsOfHomeAreNotWaitedFor(t *testing.T) {
 	n.DeletePod("web")
 }
 
-// Clients of the API read their namespace from a file, and some wait for it in an init container; Argo Workflows reads an
-// annotation. A ConfigMap that is not copied would be waited for by the kubelet there.
+// Clients of the API read their namespace from a file, and some wait for it in an init container;
+// Argo Workflows reads an annotation. The remote kubelet would wait for a ConfigMap that is not
+// copied.
 func TestPodFindsThereWhatItReads(t *testing.T) {
 	n, remote := renamedTenant(t)
 	const file = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"

@@ -21,8 +21,8 @@ import (
 	"storage.liqo.io/sanity-tests/images"
 )
 
-// database is written as for one cluster. With no two members on one node, one of the three is in
-// the other cluster: there are two nodes here.
+// database is a manifest for one cluster. Its members must run on different nodes; the home cluster
+// has two, so one of the three members is in the other cluster.
 const database = `
 apiVersion: v1
 kind: Service
@@ -227,9 +227,9 @@ func missing(confirmed int, keys []int) (lost []int) {
 	return lost
 }
 
-// A database has members in two clusters, each on its own volume, who find each other by the names
-// of a headless service. It writes on while it loses a member there and a member here, and these
-// come back with their data; nothing is lost of what it has confirmed, and every member has it.
+// A database has members in two clusters, each with its own volume. They find each other by the
+// names of a headless service. It accepts writes while a remote and a home member are lost and come
+// back with their data; no confirmed key is lost, and every member has all of them.
 func TestDatabaseIsReplicatedOverTwoClusters(t *testing.T) {
 	// The members need enough CPU to keep their quorum.
 	n := newExclusiveTenant(t)

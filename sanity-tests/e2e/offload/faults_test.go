@@ -24,7 +24,7 @@ const members = 3
 
 var trials = flag.Int("trials", 12, "number of random faults in TestPodsRunAtMostOnceWhateverFails")
 
-// Pods of a StatefulSet are deleted at both ends, by force as well, while the fabric is killed and
+// Pods of a StatefulSet are deleted in both clusters, also by force, while the fabric is killed and
 // the link is cut: none of them ever runs twice, and in the end all run.
 func TestPodsRunAtMostOnceWhateverFails(t *testing.T) {
 	prepare(t)
@@ -69,7 +69,8 @@ func TestPodsRunAtMostOnceWhateverFails(t *testing.T) {
 	}
 }
 
-// A Job's pod succeeds while its cluster is out of reach, and is evicted at home, as Kubernetes does after five minutes.
+// A Job's pod succeeds while its cluster is unreachable, and is evicted at home, as Kubernetes does
+// after five minutes.
 func TestJobThatSucceededOutOfReachIsNotRunAgain(t *testing.T) {
 	prepare(t)
 	n := tenant{user.NewNamespace(t, user.Cluster(t, "home")), t}

@@ -29,7 +29,7 @@ func fencedClient(t *testing.T) (kubernetes.Interface, *user.Namespace) {
 	return as(t, "system:serviceaccount:"+access.Name+":liqo-csi-remote"), access
 }
 
-// fence puts the fence around the identity of a home cluster, and around these subjects.
+// fence applies the policies to the identity of a home cluster, and to these subjects.
 func fence(t *testing.T, subjects ...rbacv1.Subject) *user.Namespace {
 	t.Helper()
 	access := user.NewNamespace(t, user.Cluster(t, "remote"))
@@ -56,7 +56,7 @@ func as(t *testing.T, name string, groups ...string) kubernetes.Interface {
 	return client
 }
 
-// unfence removes the cluster-scoped objects of the fence.
+// unfence removes the cluster-scoped objects of the policies.
 func unfence(t *testing.T, access *user.Namespace) {
 	t.Helper()
 	ctx, now, these := user.CleanupContext(t), metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=" + access.Name}
@@ -226,7 +226,7 @@ func accountsAreFenced(t *testing.T, own string) {
 		_, err := account.Create(t.Context(), newPod("by-an-account", one.edit), dryRunCreate)
 		checkOutcome(t, what+" of a service account", err, one.words)
 	}
-	// Other namespaces are not the fabric's, and their accounts may do what their cluster lets them.
+	// Other namespaces are not the fabric's: the policies do not restrict their accounts.
 	elsewhere := as(t, "system:serviceaccount:default:default").CoreV1().Pods("default")
 	_, err := elsewhere.Create(t.Context(), newPod("by-an-account", privileged), dryRunCreate)
 	checkOutcome(t, "a pod of another namespace", err, "")
@@ -414,7 +414,8 @@ func mismatch(err error, words string) string {
 	return ""
 }
 
-// The fabric's own identity at home, with all rights that there are: what is refused, policies refuse.
+// The fabric's own identity at home has all RBAC rights in this test, so that only policies refuse
+// its requests.
 func TestFabricGivesRightsToItselfOnly(t *testing.T) {
 	n, _ := offloadedTenant(t)
 	client, _ := impersonate(t, n.Cluster, serviceAccountPrefix+"fabric", "system:masters")

@@ -63,8 +63,9 @@ func createForeignVolume(t *testing.T, access *user.Namespace) {
 	})
 }
 
-// A volume stays with its claim, all of it but what twins need is left as it is, and its data is not deleted. Where the
-// identity may create pods, which system:masters may everywhere, moves take volumes from their claims.
+// A volume stays bound to its claim, only the fields that twins need can be changed, and its data
+// is not deleted. Where the identity may create pods, which system:masters may everywhere, moves
+// unbind volumes from their claims.
 func volumesAreFenced(t *testing.T, access *user.Namespace) {
 	client, _ := impersonate(t, access.Cluster, "system:serviceaccount:"+access.Name+":liqo-csi-remote")
 	const mark = `{"metadata": {"annotations": {"storage.liqo.io/data-of": "home/pvc"}, "finalizers": ["kubernetes.io/pv-protection", "storage.liqo.io/move"]}}`
@@ -87,7 +88,7 @@ func volumesAreFenced(t *testing.T, access *user.Namespace) {
 	}
 }
 
-// Claims without the marks of this home cluster stay as they are.
+// Claims without the marks of this home cluster cannot be changed.
 func claimsAreFenced(t *testing.T, client kubernetes.Interface, access *user.Namespace) {
 	twin := map[string]string{"app.kubernetes.io/managed-by": "storage.liqo.io", "storage.liqo.io/home-cluster": access.Name}
 	for name, one := range map[string]struct {

@@ -29,11 +29,12 @@ import (
 //go:embed testdata/fields.yaml
 var podsOfAllFields string
 
-// exception says what the remote pod has instead of the value at home, as JSON: nothing if it is empty.
+// exception is what the remote pod has instead of the value at home, as JSON (nothing if it is
+// empty), and why.
 type exception struct{ there, why string }
 
-// exceptions are the leaf fields, or leaves of named elements, that the remote pod does not have as they are.
-// docs/offloading-reference.md has them for readers.
+// exceptions are the leaf fields, or leaves of named elements, that the remote pod does not have as
+// they are. docs/offloading-reference.md documents them.
 var exceptions = func() map[string]exception {
 	all := map[string]exception{
 		"automountServiceAccountToken":   {"false", "tokens of home are not valid there"},
@@ -96,7 +97,8 @@ var notEphemeral = []string{
 	"lifecycle", "livenessProbe", "ports", "readinessProbe", "resizePolicy", "resources", "restartPolicy", "restartPolicyRules", "startupProbe",
 }
 
-// notSet are fields that no pod sets to two values, with everything below them: mostly because there are no two.
+// notSet are fields, with everything below them, that no pod sets to two values, mostly because
+// there is only one.
 var notSet = map[string]string{
 	"affinity.nodeAffinity.preferredDuringSchedulingIgnoredDuringExecution[].preference.matchFields[].key":       "metadata.name alone",
 	"affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[].matchFields[].key": "metadata.name alone",
@@ -203,7 +205,7 @@ func (n tenant) createPrerequisites(remote *user.Namespace) {
 ---
 {apiVersion: node.k8s.io/v1, kind: RuntimeClass, metadata: {name: fields-more}, handler: none, overhead: {podFixed: {cpu: 2m}}}
 `,
-		// The pods are never scheduled: that there are such claims is enough.
+		// The pods are never scheduled: it is enough that these claims exist.
 		remote: everywhere + `
 {apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: one}, spec: &spec {accessModes: [ReadWriteOnce], storageClassName: "", resources: {requests: {storage: 1Mi}}}}
 ---
@@ -216,7 +218,7 @@ func (n tenant) createPrerequisites(remote *user.Namespace) {
 	} {
 		cluster.Apply(text)
 		n.t.Cleanup(func() {
-			// The fabric deletes no namespace with claims of others.
+			// The fabric does not delete a namespace with claims of others.
 			command := exec.CommandContext(user.CleanupContext(n.t), cluster.Cluster.Kubectl(), "-n", cluster.Name, "delete", "--ignore-not-found", "-f", "-")
 			command.Stdin = strings.NewReader(text)
 			if out, err := command.CombinedOutput(); err != nil {
@@ -226,7 +228,8 @@ func (n tenant) createPrerequisites(remote *user.Namespace) {
 	}
 }
 
-// createStrictly creates a pod whose fields the API server must know: it drops those of features that are off.
+// createStrictly creates a pod, and fails if the API server does not know a field. The API server
+// drops fields of features that are disabled.
 func (n tenant) createStrictly(pod *unstructured.Unstructured) (*unstructured.Unstructured, error) {
 	n.t.Helper()
 	all, err := dynamicClient(n.Cluster)
@@ -318,7 +321,8 @@ func readPods(t *testing.T) (pods []*unstructured.Unstructured) {
 		spec := pod.Object["spec"].(map[string]any)
 		spec["nodeName"] = node
 		if len(pod.GetAnnotations()) > 0 {
-			// The policies add none for the taint of virtual nodes to pods that are to stay at home.
+			// The policies add no toleration of the taint of virtual nodes to pods that must stay
+			// at home.
 			spec["tolerations"] = []any{map[string]any{"operator": "Exists"}}
 		}
 		spec["initContainers"] = initContainers(spec["containers"].([]any))
@@ -387,10 +391,11 @@ func fieldsOfPods(t *testing.T, n tenant) (fields []string) {
 	return fields
 }
 
-// leaf is a value in a spec: its field, and where it is.
+// leaf is a value in a spec: its field, its path and the value.
 type leaf struct{ field, at, value string }
 
-// leaves are the values of a spec. Elements of lists are known by what identifies them, or by their number.
+// leaves returns the values of a spec. Elements of lists are identified by their key, or by their
+// index.
 func leaves(value any, field, at string, fields []string) (all []leaf) {
 	_, isField := slices.BinarySearch(fields, field)
 	switch value := value.(type) {
@@ -427,7 +432,8 @@ type outcomes struct {
 	fields []string
 	values map[string]map[string]bool
 	kinds  map[string]map[string]string
-	// wrong has, by field, an example of what is no exception, and used the exceptions that are some.
+	// wrong has, by field, an example of a value that is no exception; used has the exceptions that
+	// occurred.
 	wrong map[string]string
 	used  map[string]bool
 }
@@ -455,11 +461,11 @@ func (o *outcomes) isOff(sent, stored *unstructured.Unstructured) (isOff bool) {
 	return isOff
 }
 
-// numbers of sources are not in messages.
+// numbers matches the index of a source of a volume, which messages omit.
 var numbers = regexp.MustCompile(`\.sources\[\d+\]`)
 
-// named returns the leaves of a pod that its refusal names: those of the place that its annotations have, or of fields of
-// this name.
+// named returns the leaves of a pod that its refusal names: those at the path in its annotations,
+// or with this name.
 func (o *outcomes) named(pod *unstructured.Unstructured) []leaf {
 	annotations := pod.GetAnnotations()
 	place := strings.TrimPrefix(cmp.Or(annotations["field"], annotations["refused"]), "spec.")
@@ -472,8 +478,8 @@ func (o *outcomes) named(pod *unstructured.Unstructured) []leaf {
 	})
 }
 
-// alone returns a pod that is refused there once for each leaf that the refusal names, without the others: it says that
-// one of them is refused, not which.
+// alone returns a refused pod once for each leaf that the refusal names, without the other leaves:
+// the refusal says that one of them is refused, not which.
 func (o *outcomes) alone(pod *unstructured.Unstructured) (pods []*unstructured.Unstructured) {
 	if pod.GetAnnotations()["refused-there"] == "" {
 		return []*unstructured.Unstructured{pod}
@@ -493,7 +499,7 @@ func (o *outcomes) alone(pod *unstructured.Unstructured) (pods []*unstructured.U
 	return pods
 }
 
-// remove removes the leaf at a place.
+// remove removes the leaf at a path.
 func remove(value any, at, place string) {
 	switch value := value.(type) {
 	case map[string]any:

@@ -15,9 +15,10 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-// Rights and policies of a remote cluster are upgraded under running pods. Before, there are no policies and, as of older
-// versions, no Pod Security label, which the identity may not set: the chart says how an administrator does. Until then
-// the namespace serves as it is.
+// Rights and policies of a remote cluster are upgraded under running pods. Before the upgrade there
+// are no policies and, as in older versions, no Pod Security label. The identity may not set that
+// label; the chart documents how an administrator does. Until then the namespace can be used as it
+// is.
 func TestRemoteAccessIsUpgradedUnderRunningPods(t *testing.T) {
 	n := newExclusiveTenant(t)
 	n.offload("--namespace-mapping-strategy", "EnforceSameName")
@@ -90,7 +91,7 @@ func TestRemoteAccessIsUpgradedUnderRunningPods(t *testing.T) {
 	n.unoffload()
 }
 
-// remotePod is the uid of a pod there.
+// remotePod returns the uid of a remote pod.
 func (n tenant) remotePod(remote *user.Namespace, name string) types.UID {
 	n.t.Helper()
 	pod, err := remote.Client.CoreV1().Pods(remote.Name).Get(n.t.Context(), name, metav1.GetOptions{})
@@ -100,8 +101,8 @@ func (n tenant) remotePod(remote *user.Namespace, name string) types.UID {
 	return pod.UID
 }
 
-// Nodes there can be drained without force, and an autoscaler may remove them, where the pods have a controller
-// here.
+// Remote nodes can be drained without force, and an autoscaler may remove them, if the pods have a
+// controller at home.
 func TestNodesThereCanBeEmptied(t *testing.T) {
 	n := newTenant(t)
 	n.offload("--namespace-mapping-strategy", "EnforceSameName", "--pod-offloading-strategy", "Remote")

@@ -16,8 +16,8 @@ import (
 	"storage.liqo.io/sanity-tests/images"
 )
 
-// The claim and the Deployment of Kosmos' document, as they are: the class that they name is one of
-// this driver, and the node that they name is the one of the remote cluster.
+// The claim and the Deployment of Kosmos' documentation, unchanged: their class is one of this
+// driver, and the node that they name represents the remote cluster.
 func TestManifestsOfKosmosRunHere(t *testing.T) {
 	t.Parallel()
 	prepare(t)

@@ -92,7 +92,7 @@ func TestOffloadingWithPoliciesOfLiqo(t *testing.T) {
 	})
 }
 
-// https://docs.liqo.io/en/v1.2.0/examples/service-offloading.html: the pods stay here, and their
+// https://docs.liqo.io/en/v1.2.0/examples/service-offloading.html: the pods stay at home, and their
 // service is in the other cluster as well.
 func TestServiceOffloadingOfLiqo(t *testing.T) {
 	n := newTenant(t)

@@ -1,5 +1,5 @@
-// Package offload shows on the lab how namespaces are offloaded by the fabric of the driver, and
-// that their pods run in the other cluster, with the rights that the chart gives there.
+// Package offload tests how the driver's fabric offloads namespaces and runs their pods in the
+// other cluster, with the rights that the chart grants there.
 package offload
 
 import (

@@ -78,7 +78,8 @@ func TestOnlyTheFabricChangesItsMarksOnPods(t *testing.T) {
 			t.Errorf("%s has the labels %v and the annotations %v", what, made.Labels, made.Annotations)
 		}
 	}
-	// A copy, as of kubectl debug --copy-to or of a backup, is a new pod; also that of an administrator.
+	// A copy, as by kubectl debug --copy-to or from a backup, is a new pod, also if an
+	// administrator creates it.
 	web, err := pods.Get(t.Context(), "web", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -100,7 +101,7 @@ func TestOnlyTheFabricChangesItsMarksOnPods(t *testing.T) {
 			t.Errorf("the copy by %s has the labels %v and the finalizers %v", what, made.Labels, made.Finalizers)
 		}
 	}
-	// Without the label by which its controller selects it, the controller would create the next one, without end.
+	// Without the label of its selector, the controller would create pods without end.
 	_, err = pods.Create(t.Context(), newPod("made", func(pod *corev1.Pod) {
 		pod.Labels = map[string]string{"fabric.storage.liqo.io/app": "web"}
 		pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "web", UID: "1", Controller: ptr.To(true)}}

@@ -82,8 +82,8 @@ func web(pod *corev1.Pod) {
 	pod.Spec.Containers[0].Command = []string{"sh", "-c", "mkdir /www && hostname > /www/index.html && exec httpd -f -p 8080 -h /www"}
 }
 
-// Whatever strategy says where the pods of a namespace run, the service that exposes them is in both
-// clusters, and leads to all of them where the networks are routed; else to those of its own cluster.
+// The Service of a namespace is in both clusters, whichever of them the strategy allows for its
+// pods. If the networks are routed it leads to all pods, otherwise to those of its own cluster.
 func TestServiceIsConsumedFromAnywhere(t *testing.T) {
 	prepare(t)
 	clients := map[string]clientPod{"home": newClientPod(t, "home"), "remote": newClientPod(t, "remote")}

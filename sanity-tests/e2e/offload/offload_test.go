@@ -206,7 +206,7 @@ func TestForeignClaimHoldsTheNamespace(t *testing.T) {
 	n.offload("--namespace-mapping-strategy", "EnforceSameName")
 	remote := user.ExistingNamespace(t, user.Cluster(t, "remote"), n.Name)
 	remote.Claim("theirs", "reference", "64Mi")
-	// The command says what the status says when its time is over: by then it says what is wanted.
+	// When the command times out it prints the status, which has the reason by then.
 	if _, err := n.Kubectl("delete", "namespaceoffloading", "offloading", "--wait=false"); err != nil {
 		t.Fatal(err)
 	}
@@ -226,7 +226,8 @@ func TestForeignClaimHoldsTheNamespace(t *testing.T) {
 func TestForeignNamespaceIsRefused(t *testing.T) {
 	n := newTenant(t)
 	user.NewNamespaceNamed(t, user.Cluster(t, "remote"), n.Name)
-	// Until the driver has looked, the command can only say that it has not; asked again, it says why.
+	// Until the driver has reconciled the object, the command can only report that. Run again, it
+	// reports the reason.
 	ask := func() error {
 		_, err := n.program("offload", "namespace", n.Name, "--namespace-mapping-strategy", "EnforceSameName", "--timeout", "20s")
 		return err

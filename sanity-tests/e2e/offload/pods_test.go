@@ -15,7 +15,8 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-// offloadedTenant is offloaded under its own name; the second value is the namespace there.
+// offloadedTenant returns a tenant that is offloaded to a namespace of the same name, and that
+// namespace.
 func offloadedTenant(t *testing.T) (tenant, *user.Namespace) {
 	t.Helper()
 	n := newTenant(t)
@@ -38,7 +39,7 @@ func (n tenant) pod(name string) *corev1.Pod {
 	return pod
 }
 
-// waitPod waits until nothing is wrong with the pod.
+// waitPod waits until wrong returns "" for the pod.
 func (n tenant) waitPod(what, name string, wrong func(pod *corev1.Pod) string) {
 	n.t.Helper()
 	n.Eventually(what, func(ctx context.Context) (string, error) {
@@ -306,7 +307,7 @@ func TestWhatCannotRunThereSaysWhy(t *testing.T) {
 	}
 	n.Pod("host", "", stateless, func(pod *corev1.Pod) {
 		pod.Spec.HostPID = true
-		// The scheduler would leave it here.
+		// The scheduler would not choose the virtual node.
 		pod.Spec.NodeName, pod.Spec.NodeSelector = node, nil
 	})
 	waits("host", "PodNotSupported", "spec.hostPID")
@@ -318,21 +319,21 @@ func TestWhatCannotRunThereSaysWhy(t *testing.T) {
 	}
 	n.WaitReady("taken")
 	n.Pod("device", "", stateless, func(pod *corev1.Pod) {
-		// What no other pod asks for: the node has room for these as before.
+		// A resource that no other pod requests: the other resources of the node are unaffected.
 		device := corev1.ResourceList{"example.test/device": resource.MustParse("1")}
 		pod.Spec.Containers[0].Resources = corev1.ResourceRequirements{Requests: device, Limits: device}
-		// The scheduler would leave it here.
+		// The scheduler would not choose the virtual node.
 		pod.Spec.NodeName, pod.Spec.NodeSelector = node, nil
 	})
 	waits("device", "OutOfCapacity", "example.test/device")
 	n.Pod("foreign", "", stateless, func(pod *corev1.Pod) {
-		// No node there is one, and the scheduler would leave it here.
+		// No remote node has this label, so the scheduler would not choose the virtual node.
 		pod.Spec.NodeName, pod.Spec.NodeSelector = node, map[string]string{corev1.LabelArchStable: "s390x"}
 	})
 	waits("foreign", "RemoteUnschedulable", "node affinity/selector")
 	n.WaitEvent("foreign", "RemoteUnschedulable", "node affinity/selector")
 
-	// In a namespace that is not offloaded nothing runs there.
+	// Without offloading of the namespace no remote pod is created.
 	home := user.NewNamespace(t, user.Cluster(t, "home"))
 	home.Pod("web", "", stateless)
 	other := tenant{home, t}

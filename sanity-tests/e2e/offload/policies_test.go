@@ -256,7 +256,7 @@ func (w placement) refuses(pod *corev1.Pod) bool {
 // allows reports whether a pod should be able to run on a node, according to the documentation.
 func (w placement) allows(t *testing.T, pod *corev1.Pod, node *corev1.Node) bool {
 	t.Helper()
-	// Without its taints: whether the pod's own words admit the node.
+	// Without taints: whether the pod's own selectors match the node.
 	open := node.DeepCopy()
 	open.Spec.Taints = nil
 	isVirtual := node.Labels[typeLabel] == "virtual-node"
@@ -316,7 +316,7 @@ func (w placement) mismatch(t *testing.T, requested, created *corev1.Pod, err er
 	}
 	kept := func(one corev1.Toleration) bool { return slices.Contains(created.Spec.Tolerations, one) }
 	for _, one := range requested.Spec.Tolerations {
-		// Kubernetes drops what that of the class covers.
+		// Kubernetes drops tolerations that those of the RuntimeClass cover.
 		if !kept(one) && !usesLiqoClass(requested) {
 			return fmt.Sprintf("its own toleration %v is gone: %v", one, created.Spec.Tolerations)
 		}
@@ -413,7 +413,8 @@ func TestPodsAreKeptOffClustersThatRefuseTheNamespace(t *testing.T) {
 	n.unoffload()
 }
 
-// The next pod of a controller prefers other clusters than those that had no room, and stays as it is otherwise.
+// The next pod of a controller prefers other clusters than those without capacity, and is otherwise
+// unchanged.
 func TestPodsPreferClustersThatHaveRoom(t *testing.T) {
 	n, _ := offloadedTenant(t)
 	controller := string(newPod("", ownedBy("ReplicaSet")).OwnerReferences[0].UID)
@@ -488,8 +489,8 @@ func TestTolerantPodsOfOtherNamespacesStay(t *testing.T) {
 	}
 }
 
-// A namespace that was labelled beforehand, as Liqo's documentation advises, takes no pods
-// until it is offloaded, which the refusal says, and is not unlabelled by the fabric in the end.
+// A namespace that was labelled beforehand, as Liqo's documentation recommends, accepts no pods
+// until it is offloaded; the refusal says so. The fabric does not remove that label at the end.
 func TestLabelledNamespaceWaitsUntilItIsOffloaded(t *testing.T) {
 	n := newTenant(t)
 	if _, err := n.Kubectl("label", "namespace", n.Name, "liqo.io/scheduling-enabled=true"); err != nil {
@@ -613,8 +614,8 @@ func TestNarrowerStrategyEvictsNobody(t *testing.T) {
 	n.unoffload()
 }
 
-// The largest selector that can be written, and a pod with terms of its own: what the API
-// server allows expressions to cost is enough for it.
+// With the largest possible selector and a pod with its own terms, the cost of the expressions is
+// within the limit of the API server.
 func TestLargeSelectorsAreAffordable(t *testing.T) {
 	n := newTenant(t)
 	var selector []any

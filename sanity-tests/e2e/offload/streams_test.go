@@ -30,7 +30,7 @@ import (
 // streamLimit is the timeout of commands that stream to or from a pod.
 const streamLimit = time.Minute
 
-// kubectl runs kubectl at home as the pod's user does; each protocol in turn, where there are two.
+// kubectl runs kubectl at home as the pod's user does, with each protocol if there are two.
 func (n tenant) kubectl(ctx context.Context, webSockets bool, args ...string) *exec.Cmd {
 	args = append([]string{"--kubeconfig", n.Cluster.Kubeconfig(), "--namespace", n.Name}, args...)
 	command := exec.CommandContext(ctx, n.Cluster.Kubectl(), args...)

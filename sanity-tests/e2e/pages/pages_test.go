@@ -208,7 +208,7 @@ func withoutImage(t *testing.T, cluster *clusters.Cluster, name string) {
 	}
 }
 
-// loadImage is what the README says to do on each node, for pages that begin with it done.
+// loadImage does what the README says to do on each node, for pages that assume it.
 func (w *walk) loadImage() {
 	w.t.Helper()
 	if readme, err := os.ReadFile(root + "README.md"); err != nil || !strings.Contains(string(readme), "`sudo "+containerdLoads) {
@@ -454,7 +454,7 @@ func (w *walk) volumesGone(ctx context.Context, namespace string) error {
 	})
 }
 
-// disconnect does what the page ends with, if a command before it failed.
+// disconnect does the last step of the page, if an earlier command failed.
 func (w *walk) disconnect() {
 	if !w.t.Failed() {
 		return

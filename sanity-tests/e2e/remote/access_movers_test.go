@@ -51,7 +51,8 @@ func TestMoversAreFencedAtEachLevel(t *testing.T) {
 	p.home.WaitRunningOn(pod, p.node)
 	p.remote.WaitReady(pod)
 	p.home.WaitMove("there", "Retaining")
-	// On the way back the volume there is taken from its claim, and given back its policy.
+	// When it moves back, the claimRef of the remote volume is changed, and its reclaim policy is
+	// restored.
 	p.home.Move("back", "data", "target: {nodeName: "+homeNode+"}, quiesce: {mode: Evict}")
 	p.home.WaitRunningOn(pod, homeNode)
 	p.home.WaitMove("back", "Retaining")
@@ -197,7 +198,7 @@ func secretsAreOfMovers(t *testing.T, n *user.Namespace, client kubernetes.Inter
 	}
 }
 
-// mismatch says how an error differs from a refusal with this message.
+// mismatch describes how an error differs from a refusal with this message.
 func mismatch(err error, says string) string {
 	switch {
 	case err == nil:

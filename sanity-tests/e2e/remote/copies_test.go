@@ -41,7 +41,7 @@ func TestSnapshotInAnotherClusterIsRestoredThere(t *testing.T) {
 	p.home.WaitSnapshotDeleted(snapshot, p.remote.Client, p.remote.Name)
 }
 
-// A pod cannot run in the cluster of its source. An event has the nodes on which it can.
+// A pod cannot run in the cluster of its source. An event names the nodes on which it can.
 func TestRestoreForAPodThatMayNotGoThereSaysWhereToGo(t *testing.T) {
 	p := newPair(t)
 	onHomeNode := user.OnNode(p.home.Cluster.Nodes()[0].Name)

@@ -11,11 +11,11 @@ import (
 	"storage.liqo.io/sanity-tests/reference/state"
 )
 
-// attachmentKey carries the attachment's token in the publish context.
+// attachmentKey is the key of the attachment's token in the publish context.
 const attachmentKey = "attachment"
 
-// ControllerPublishVolume gives the volume to a node. What is checked follows
-// the order of the request: fields, volume, node, conflicts.
+// ControllerPublishVolume attaches the volume to a node. It checks in the order of the request:
+// fields, volume, node, conflicts.
 func (d *Driver) ControllerPublishVolume(_ context.Context, request *csi.ControllerPublishVolumeRequest) (*csi.ControllerPublishVolumeResponse, error) {
 	if !d.config.Attach {
 		return d.UnimplementedControllerServer.ControllerPublishVolume(context.Background(), request)
@@ -87,7 +87,7 @@ func (d *Driver) attach(id string, node state.Node, wanted state.Attachment) (st
 	return wanted, err
 }
 
-// attachedTo counts volumes at a node.
+// attachedTo counts the volumes that are attached to a node.
 func (d *Driver) attachedTo(node string) (int64, error) {
 	volumes, err := d.store.Volumes.List()
 	if err != nil {
@@ -112,7 +112,7 @@ func singleNode(mode string) bool {
 	return true
 }
 
-// ControllerUnpublishVolume takes the volume from one node, or from all.
+// ControllerUnpublishVolume detaches the volume from one node, or from all.
 func (d *Driver) ControllerUnpublishVolume(_ context.Context, request *csi.ControllerUnpublishVolumeRequest) (*csi.ControllerUnpublishVolumeResponse, error) {
 	if !d.config.Attach {
 		return d.UnimplementedControllerServer.ControllerUnpublishVolume(context.Background(), request)

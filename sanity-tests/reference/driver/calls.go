@@ -21,8 +21,8 @@ import (
 // CallLogFile is the name of the call log below a state directory.
 const CallLogFile = "calls.log"
 
-// Call is one line of the call log: what reached the driver and how it ended.
-// Of contexts only the keys are kept, of secrets only the names.
+// Call is one line of the call log: a call to the driver and its result. It has the keys of
+// contexts and the names of secrets, not their values.
 type Call struct {
 	Time           time.Time `json:"time"`
 	Driver         string    `json:"driver"`
@@ -75,7 +75,7 @@ func (l *callLog) add(call Call) error {
 func (d *Driver) record(ctx context.Context, request any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
 	call := describe(request)
 	call.Time, call.Driver, call.Node, call.RPC = time.Now().UTC(), d.config.Name, d.config.NodeID, rpcName(info)
-	// The claim must be looked up before DeleteVolume forgets it.
+	// DeleteVolume deletes the record with the claim.
 	if volume, err := d.store.Volumes.Get(call.Volume); err == nil {
 		call.Claim = volume.Claim
 	}
@@ -92,7 +92,7 @@ func (d *Driver) record(ctx context.Context, request any, info *grpc.UnaryServer
 	return answer, err
 }
 
-// describe picks out of a request what the generated types have in common.
+// describe reads the fields that requests have in common.
 func describe(request any) Call {
 	var call Call
 	if r, ok := request.(interface{ GetName() string }); ok {
@@ -165,7 +165,7 @@ func describeCapability(request any, call *Call) {
 	call.MountGroup = capability.GetMount().GetVolumeMountGroup()
 }
 
-// subjects are all names by which a fault rule can mean the object of a call.
+// subjects returns all names by which a fault rule can match the object of a call.
 func (d *Driver) subjects(request any) []string {
 	call := describe(request)
 	names := []string{call.Name, call.Volume, call.Snapshot, call.Claim}

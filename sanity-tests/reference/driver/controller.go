@@ -13,7 +13,7 @@ import (
 	"storage.liqo.io/sanity-tests/reference/state"
 )
 
-// ControllerGetCapabilities lists what this driver was started with.
+// ControllerGetCapabilities returns the capabilities that this driver was started with.
 func (d *Driver) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
 	types := []csi.ControllerServiceCapability_RPC_Type{
 		csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME,
@@ -43,8 +43,8 @@ func (d *Driver) ControllerGetCapabilities(context.Context, *csi.ControllerGetCa
 	return response, nil
 }
 
-// CreateVolume reserves the space, makes the content and only then shows the
-// volume to others. An interrupted call is finished by the next one.
+// CreateVolume reserves the space, creates the content, and only then lists the volume. A repeated
+// call continues an interrupted one.
 func (d *Driver) CreateVolume(ctx context.Context, request *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
 	if request.GetName() == "" {
 		return nil, invalidf("name is missing")
@@ -91,9 +91,8 @@ func (d *Driver) CreateVolume(ctx context.Context, request *csi.CreateVolumeRequ
 	return &csi.CreateVolumeResponse{Volume: d.describeVolume(volume)}, nil
 }
 
-// differs names what of an existing volume contradicts the request. Where the
-// volume ended up is not compared: a repeated request may come with another
-// topology, and the answer tells the place.
+// differs returns what of an existing volume contradicts the request. It does not compare the
+// topology: a repeated request may have another one, and the response has the actual one.
 func differs(existing, wanted state.Volume, request *csi.CreateVolumeRequest) string {
 	switch {
 	case !inRange(existing.Bytes, request.GetCapacityRange()):
@@ -108,8 +107,7 @@ func differs(existing, wanted state.Volume, request *csi.CreateVolumeRequest) st
 	return ""
 }
 
-// origin is where the content of a new volume comes from; the zero value means
-// it starts empty.
+// origin is the source of a new volume's content; the zero value means that it is empty.
 type origin struct {
 	id        string
 	bytes     int64
@@ -142,8 +140,8 @@ func (d *Driver) contentOrigin(volume state.Volume) (origin, error) {
 	return from, nil
 }
 
-// fill makes the content of a reserved volume and declares it ready. On
-// failure the reservation is given back.
+// fill creates the content of a reserved volume and sets Ready. If it fails, it deletes the
+// reservation.
 func (d *Driver) fill(ctx context.Context, volume state.Volume, from origin) (state.Volume, error) {
 	if err := d.makeContent(ctx, volume, from); err != nil {
 		return volume, errors.Join(err, d.forget(volume.ID))
@@ -173,8 +171,8 @@ func (d *Driver) makeContent(ctx context.Context, volume state.Volume, from orig
 	return host.CreateImage(path, volume.Bytes)
 }
 
-// copy makes a copy of a volume or of a snapshot. That of a filesystem is of one moment;
-// folders and raw devices have to be left alone by their users meanwhile.
+// copy copies a volume or a snapshot. The copy of a filesystem is of one moment; directories and
+// raw devices must not be written meanwhile.
 func (d *Driver) copy(ctx context.Context, from origin, target string) error {
 	if from.formatted {
 		return host.CopyStill(ctx, d.store.Data(from.id), string(from.backing), target)
@@ -182,7 +180,7 @@ func (d *Driver) copy(ctx context.Context, from origin, target string) error {
 	return host.Copy(ctx, d.store.Data(from.id), target)
 }
 
-// forget removes content first, so that nothing is left without a record.
+// forget deletes the content first, so that no content is left without a record.
 func (d *Driver) forget(id string) error {
 	if err := os.RemoveAll(d.store.Data(id)); err != nil {
 		return err
@@ -190,8 +188,7 @@ func (d *Driver) forget(id string) error {
 	return d.store.Transaction(func() error { return d.store.Volumes.Delete(id) })
 }
 
-// DeleteVolume refuses while a node holds the volume: no data disappears under
-// a running pod.
+// DeleteVolume fails while a node uses the volume, so that no data disappears under a running pod.
 func (d *Driver) DeleteVolume(_ context.Context, request *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
 	id := request.GetVolumeId()
 	if id == "" {
@@ -244,7 +241,7 @@ func (d *Driver) ValidateVolumeCapabilities(_ context.Context, request *csi.Vali
 	}, nil
 }
 
-// ControllerModifyVolume takes all changes or none.
+// ControllerModifyVolume applies all changes or none.
 func (d *Driver) ControllerModifyVolume(_ context.Context, request *csi.ControllerModifyVolumeRequest) (*csi.ControllerModifyVolumeResponse, error) {
 	if request.GetVolumeId() == "" {
 		return nil, invalidf("volume_id is missing")
@@ -282,8 +279,8 @@ func (d *Driver) ControllerGetVolume(_ context.Context, request *csi.ControllerG
 	}, nil
 }
 
-// ListVolumes pages by id, so that volumes that come and go between two pages
-// shift nothing.
+// ListVolumes orders pages by id, so that volumes that are created or deleted between two pages do
+// not shift others.
 func (d *Driver) ListVolumes(_ context.Context, request *csi.ListVolumesRequest) (*csi.ListVolumesResponse, error) {
 	if token := request.GetStartingToken(); token != "" && !d.store.Volumes.Valid(token) {
 		return nil, abortedf("starting_token %q is not one of ours", token)
@@ -304,8 +301,8 @@ func (d *Driver) ListVolumes(_ context.Context, request *csi.ListVolumesRequest)
 	return response, nil
 }
 
-// pageOf cuts a page out of records ordered by id. A token is the id of the
-// last record already seen.
+// pageOf returns a page of records ordered by id. The token is the id of the last record of the
+// previous page.
 func pageOf[T any](records []T, id func(T) string, token string, limit int32) (page []T, next string, err error) {
 	if limit < 0 {
 		return nil, "", invalidf("max_entries is negative")
@@ -317,7 +314,7 @@ func pageOf[T any](records []T, id func(T) string, token string, limit int32) (p
 	return records[:limit], id(records[limit-1]), nil
 }
 
-// readyVolume finds a volume whose content is complete.
+// readyVolume returns a volume whose content is complete.
 func (d *Driver) readyVolume(id string) (state.Volume, error) {
 	volume, err := d.store.Volumes.Get(id)
 	if err == nil && !volume.Ready {
@@ -346,7 +343,7 @@ func (d *Driver) describeVolume(volume state.Volume) *csi.Volume {
 	return described
 }
 
-// volumeContext must come back unchanged at stage and publish time.
+// volumeContext returns the context that requests to stage and publish must have.
 func (d *Driver) volumeContext(volume state.Volume) map[string]string {
 	return map[string]string{"volume": volume.ID, "backing": string(volume.Backing)}
 }

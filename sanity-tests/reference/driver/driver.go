@@ -1,12 +1,10 @@
-// Package driver is the CSI side of the reference driver: identity, controller
-// and node services over one state directory. How records are kept is in
-// package state, what is done to the machine in package host, how calls are
-// spoiled in package faults.
+// Package driver implements the CSI services of the reference driver (identity, controller and
+// node) on one state directory. Package state has the records, package host the mounts and devices,
+// package faults the injected faults.
 //
-// The driver stands in for "the real driver" wherever liqo-csi is tested, and
-// shares no code with it. It is strict on purpose: it refuses a context,
-// secret or attachment that did not reach it as it handed them out, so that a
-// layer above cannot lose anything unnoticed.
+// The driver is "the real driver" in tests of liqo-csi, and shares no code with it. It is strict:
+// it rejects a context, secret or attachment that differs from what it returned, so that liqo-csi
+// cannot lose anything unnoticed.
 package driver
 
 import (
@@ -28,18 +26,18 @@ import (
 	"storage.liqo.io/sanity-tests/reference/state"
 )
 
-// Mode says which services a process offers.
+// Mode selects the services of a process.
 type Mode string
 
-// The controller runs once per cluster, the node service on each node; csi-sanity
-// wants both behind one socket.
+// The controller runs once per cluster, the node service on each node; csi-sanity needs both on one
+// socket.
 const (
 	ControllerMode Mode = "controller"
 	NodeMode       Mode = "node"
 	AllMode        Mode = "all"
 )
 
-// Config is one process of one driver.
+// Config configures one process of a driver.
 type Config struct {
 	Name     string
 	Endpoint string // path of the unix socket
@@ -47,18 +45,18 @@ type Config struct {
 	Mode     Mode
 	NodeID   string // needed by the node service
 
-	// Attach makes ControllerPublish a condition for staging.
+	// Attach requires ControllerPublish before staging.
 	Attach            bool
 	MaxVolumesPerNode int64
-	// NodeLocal keeps each volume on one node, unless its class says otherwise.
+	// NodeLocal makes each volume accessible from one node only, unless its class says otherwise.
 	NodeLocal        bool
 	VolumeMountGroup bool
-	// CapacityBytes is what the backend holds, per node when NodeLocal;
-	// 0 is unlimited and unpublished.
+	// CapacityBytes is the size of the backend, per node with NodeLocal. 0 is unlimited; then no
+	// capacity is published.
 	CapacityBytes int64
 }
 
-// Driver serves CSI.
+// Driver implements CSI.
 type Driver struct {
 	config Config
 	store  *state.Store
@@ -97,7 +95,7 @@ func New(config Config) (*Driver, error) {
 	}, nil
 }
 
-// Listen opens the socket, so that callers may connect from here on.
+// Listen opens the socket, so that callers can connect from then on.
 func (d *Driver) Listen() (net.Listener, error) {
 	path := strings.TrimPrefix(d.config.Endpoint, "unix://")
 	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
@@ -113,7 +111,7 @@ func (d *Driver) Listen() (net.Listener, error) {
 	return listener, nil
 }
 
-// Serve answers calls until ctx ends.
+// Serve serves calls until ctx is done.
 func (d *Driver) Serve(ctx context.Context, listener net.Listener) error {
 	if d.config.Mode != ControllerMode {
 		if err := d.announceNode(); err != nil {
@@ -128,7 +126,7 @@ func (d *Driver) Serve(ctx context.Context, listener net.Listener) error {
 	if d.config.Mode != ControllerMode {
 		csi.RegisterNodeServer(server, d)
 	}
-	// A hanging call must not keep the process from ending.
+	// A hanging call must not delay the end of the process.
 	stop := context.AfterFunc(ctx, server.Stop)
 	defer stop()
 	if err := server.Serve(listener); err != nil && ctx.Err() == nil {
@@ -137,7 +135,7 @@ func (d *Driver) Serve(ctx context.Context, listener net.Listener) error {
 	return nil
 }
 
-// announceNode lets the controller know that this node exists.
+// announceNode records this node for the controller.
 func (d *Driver) announceNode() error {
 	node := state.Node{ID: d.config.NodeID, MaxVolumes: d.config.MaxVolumesPerNode}
 	return d.store.Transaction(func() error {
@@ -145,16 +143,16 @@ func (d *Driver) announceNode() error {
 	})
 }
 
-// spoil applies the fault switches.
+// spoil injects the faults of the rules.
 func (d *Driver) spoil(ctx context.Context, request any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
 	call := faults.Call{RPC: rpcName(info), Node: d.config.NodeID, Subjects: d.subjects(request)}
 	return d.faults.Around(ctx, call, func() (any, error) { return handle(ctx, request) })
 }
 
-// busy holds the ids somebody works on.
+// busy has the ids with a call in progress.
 type busy struct{ ids sync.Map }
 
-// enter claims an id; a second caller is turned away, not queued, as CSI wants.
+// enter locks an id. A second caller gets an error and is not queued, as CSI recommends.
 func (b *busy) enter(id string) (leave func(), err error) {
 	if _, taken := b.ids.LoadOrStore(id, time.Now()); taken {
 		return nil, abortedf("another call for %s is still running", id)

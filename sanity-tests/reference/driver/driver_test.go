@@ -21,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) { mounttest.Main(m) }
 
-// client speaks to a driver over its socket, as sidecars and kubelet do.
+// client calls a driver over its socket, like sidecars and kubelet.
 type client struct {
 	csi.ControllerClient
 	csi.NodeClient
@@ -69,8 +69,8 @@ func start(t *testing.T, config Config) client {
 	return c
 }
 
-// socketDir is short, as paths of sockets must be; t.TempDir holds the test's
-// name.
+// socketDir returns a short path, because paths of sockets are limited; t.TempDir has the test's
+// name in it.
 func socketDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "csi-")

@@ -39,8 +39,7 @@ func abortedf(format string, args ...any) error {
 	return status.Errorf(codes.Aborted, format, args...)
 }
 
-// coded gives an error of the lower layers its gRPC code; errors that carry
-// one already stay as they are.
+// coded adds a gRPC code to an error of another package, unless it has one.
 func coded(err error, subject string) error {
 	switch _, carriesCode := status.FromError(err); {
 	case err == nil || carriesCode:

@@ -12,9 +12,8 @@ import (
 	"storage.liqo.io/sanity-tests/reference/state"
 )
 
-// ControllerExpandVolume grows the backend, whether or not the volume is in use,
-// unless its class says that it must not be. Images need a second step on the node;
-// a directory has only a number.
+// ControllerExpandVolume expands the backend, also if the volume is in use, unless its class does
+// not allow that. Images are also expanded on the node; a directory has only a number.
 func (d *Driver) ControllerExpandVolume(_ context.Context, request *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
 	if request.GetVolumeId() == "" {
 		return nil, invalidf("volume_id is missing")
@@ -68,12 +67,12 @@ func (d *Driver) enlarge(volume *state.Volume, bytes int64, request *csi.Control
 		}
 	}
 	volume.Bytes = bytes
-	// Nobody can be sure of being allowed to grow a mounted ext4.
+	// Expanding a mounted ext4 may not be permitted.
 	volume.Grow = volume.Grow || volume.Backing == state.Ext4 && volume.Formatted && len(volume.Stages) == 0
 	return nil
 }
 
-// NodeExpandVolume makes a staged volume as large as the controller says it is.
+// NodeExpandVolume expands a staged volume to the size that the controller has recorded.
 func (d *Driver) NodeExpandVolume(ctx context.Context, request *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse, error) {
 	if request.GetVolumeId() == "" {
 		return nil, invalidf("volume_id is missing")
@@ -119,7 +118,7 @@ func growStaged(ctx context.Context, volume state.Volume, stage state.Stage) err
 	return host.GrowMounted(ctx, stage.Device, stage.Path, string(volume.Backing))
 }
 
-// growLater leaves to the next stage what this machine does not allow now.
+// growLater leaves to the next stage an expansion that this machine does not permit now.
 func (d *Driver) growLater(id string, reason error) error {
 	if !errors.Is(reason, host.ErrOffline) {
 		return nil

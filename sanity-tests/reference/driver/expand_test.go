@@ -8,7 +8,7 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// grow asks for a larger volume.
+// grow requests a larger volume.
 func (c client) grow(t *testing.T, volume *csi.Volume, bytes int64) (*csi.ControllerExpandVolumeResponse, error) {
 	t.Helper()
 	return c.ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{

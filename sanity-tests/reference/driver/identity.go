@@ -9,13 +9,13 @@ import (
 
 const vendorVersion = "1.0.0"
 
-// GetPluginInfo names the driver.
+// GetPluginInfo returns the driver's name.
 func (d *Driver) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
 	return &csi.GetPluginInfoResponse{Name: d.config.Name, VendorVersion: vendorVersion}, nil
 }
 
-// GetPluginCapabilities says the same on controller and nodes: it describes the
-// driver, not the process.
+// GetPluginCapabilities returns the same on controller and nodes: it describes the driver, not the
+// process.
 func (d *Driver) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
 	services := []csi.PluginCapability_Service_Type{csi.PluginCapability_Service_CONTROLLER_SERVICE}
 	if d.config.NodeLocal {
@@ -34,7 +34,7 @@ func (d *Driver) GetPluginCapabilities(context.Context, *csi.GetPluginCapabiliti
 	return response, nil
 }
 
-// Probe is always ready; fault switches make it otherwise.
+// Probe always succeeds, unless a fault is injected.
 func (d *Driver) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
 	return &csi.ProbeResponse{Ready: wrapperspb.Bool(true)}, nil
 }

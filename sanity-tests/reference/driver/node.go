@@ -11,7 +11,7 @@ import (
 	"storage.liqo.io/sanity-tests/reference/state"
 )
 
-// NodeGetInfo tells where this node is.
+// NodeGetInfo returns the id and the topology of this node.
 func (d *Driver) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
 	response := &csi.NodeGetInfoResponse{NodeId: d.config.NodeID, MaxVolumesPerNode: d.config.MaxVolumesPerNode}
 	if d.config.NodeLocal {
@@ -20,7 +20,7 @@ func (d *Driver) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.Nod
 	return response, nil
 }
 
-// NodeGetCapabilities lists what this driver was started with.
+// NodeGetCapabilities returns the capabilities that this driver was started with.
 func (d *Driver) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
 	types := []csi.NodeServiceCapability_RPC_Type{
 		csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME,
@@ -40,8 +40,8 @@ func (d *Driver) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRe
 	return response, nil
 }
 
-// NodeStageVolume checks everything that must have reached it, notes the stage,
-// and then mounts. What is mounted already stays.
+// NodeStageVolume checks the whole request, records the stage, and then mounts. It keeps existing
+// mounts.
 func (d *Driver) NodeStageVolume(ctx context.Context, request *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
 	switch {
 	case request.GetVolumeId() == "":
@@ -77,7 +77,7 @@ func (d *Driver) NodeStageVolume(ctx context.Context, request *csi.NodeStageVolu
 	}
 	if err := d.stage(ctx, volume, stage, options); err != nil {
 		if !again {
-			// Nobody uses it yet, so it must not keep other nodes away.
+			// No pod uses it yet, so it must not block other nodes.
 			err = errors.Join(err, d.dropStage(volume, stage.Path))
 		}
 		return nil, coded(err, "volume "+volume.Name)
@@ -92,7 +92,7 @@ func (d *Driver) checkStage(volume state.Volume, request *csi.NodeStageVolumeReq
 	return checkSecret(volume, StageSecretParameter, request.GetSecrets())
 }
 
-// checkUse refuses calls that lost something on their way.
+// checkUse rejects requests without the contexts that earlier calls returned.
 func (d *Driver) checkUse(volume state.Volume, capability *csi.VolumeCapability, volumeContext, publishContext map[string]string) error {
 	if err := checkCapability(volume, capability); err != nil {
 		return err
@@ -125,8 +125,8 @@ func checkSecret(volume state.Volume, parameter string, secrets map[string]strin
 	return nil
 }
 
-// noteStage writes the stage down before anything is mounted, unless another
-// node's mount of the same filesystem image forbids it.
+// noteStage records the stage before anything is mounted, unless another node has mounted the same
+// filesystem image.
 func (d *Driver) noteStage(id string, stage state.Stage) (state.Volume, error) {
 	return d.store.ChangeVolume(id, func(v *state.Volume) error {
 		if !v.Ready {
@@ -183,9 +183,8 @@ func (d *Driver) stage(ctx context.Context, volume state.Volume, stage state.Sta
 	return err
 }
 
-// stageImage formats what is new, mounts it, and fits the filesystem to its
-// image where that was left to do: ext4 before it is mounted, xfs after, as
-// each wants it.
+// stageImage formats a new image, mounts it, and expands the filesystem to its image if that was
+// left to this stage: ext4 before the mount, xfs after it, as their tools require.
 func (d *Driver) stageImage(ctx context.Context, volume state.Volume, stage state.Stage, options []string) (device string, err error) {
 	image := d.store.Data(volume.ID)
 	grow := volume.Grow && !stage.ReadOnly
@@ -214,13 +213,13 @@ func (d *Driver) stageImage(ctx context.Context, volume state.Volume, stage stat
 
 func mountImage(volume state.Volume, stage state.Stage, options []string) error {
 	if volume.Backing == state.XFS {
-		// A copy has the identity of its source, which may be mounted as well.
+		// A copy has the UUID of its source, which may be mounted as well.
 		options = append(options, "nouuid")
 	}
 	return host.MountDevice(stage.Device, stage.Path, string(volume.Backing), options)
 }
 
-// NodeUnstageVolume undoes a stage, also of a volume nobody remembers.
+// NodeUnstageVolume undoes a stage, also of a volume without a record.
 func (d *Driver) NodeUnstageVolume(_ context.Context, request *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
 	switch {
 	case request.GetVolumeId() == "":
@@ -243,8 +242,8 @@ func (d *Driver) NodeUnstageVolume(_ context.Context, request *csi.NodeUnstageVo
 	return &csi.NodeUnstageVolumeResponse{}, nil
 }
 
-// dropStage unmounts, forgets the stage, and frees the loop device when no
-// other node uses it.
+// dropStage unmounts, deletes the record of the stage, and detaches the loop device if no other
+// node uses it.
 func (d *Driver) dropStage(volume state.Volume, path string) error {
 	if err := host.Unmount(path); err != nil {
 		return err

@@ -26,7 +26,7 @@ type mounted struct {
 	publishRequest  *csi.NodePublishVolumeRequest
 }
 
-// place prepares paths and requests; everything is undone when the test ends.
+// place prepares paths and requests, and undoes everything at the end of the test.
 func place(t *testing.T, c client, volume *csi.Volume, capability *csi.VolumeCapability) *mounted {
 	t.Helper()
 	m := &mounted{client: c, volume: volume, staging: t.TempDir(), target: filepath.Join(t.TempDir(), "target")}
@@ -50,7 +50,7 @@ func (m *mounted) show(t *testing.T) {
 
 func (m *mounted) take(t *testing.T) {
 	t.Helper()
-	ctx := context.WithoutCancel(t.Context()) // which has ended when this is called as cleanup
+	ctx := context.WithoutCancel(t.Context()) // the test's context is cancelled before cleanup
 	_, err := m.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: m.volume.GetVolumeId(), TargetPath: m.target})
 	if err == nil {
 		_, err = m.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: m.volume.GetVolumeId(), StagingTargetPath: m.staging})
@@ -91,7 +91,7 @@ func (m *mounted) bytes(t *testing.T) int64 {
 	return usage.TotalBytes
 }
 
-// wantBytes allows for what a filesystem keeps for itself.
+// wantBytes checks a size, minus what a filesystem uses for itself.
 func (m *mounted) wantBytes(t *testing.T, want int64) {
 	t.Helper()
 	if got := m.bytes(t); got < want*3/4 || got > want {

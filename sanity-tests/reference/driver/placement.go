@@ -18,9 +18,8 @@ func (d *Driver) topologyOf(node string) *csi.Topology {
 	return &csi.Topology{Segments: map[string]string{TopologyKey(d.config.Name): node}}
 }
 
-// awaitBackend lets the slow class take its time. The backend goes on while
-// nobody calls, so a caller that gives up early and comes again waits only for
-// the rest.
+// awaitBackend waits for the delay of the class. The delay continues between calls, so that a
+// repeated call waits only for the remaining time.
 func (d *Driver) awaitBackend(ctx context.Context, volume state.Volume) error {
 	delay, err := time.ParseDuration(volume.Parameters[DelayParameter])
 	if err != nil || delay == 0 {
@@ -36,15 +35,14 @@ func (d *Driver) awaitBackend(ctx context.Context, volume state.Volume) error {
 	}
 }
 
-// reserve finds a place with enough space and writes the record of a volume
-// that has no content yet.
+// reserve selects a place with enough space, and writes the record of a volume without content.
 func (d *Driver) reserve(volume state.Volume, from origin, requirements *csi.TopologyRequirement) (state.Volume, error) {
 	nodes, err := d.candidates(volume, from, requirements)
 	if err != nil {
 		return volume, err
 	}
 	err = d.store.Transaction(func() error {
-		// A reservation left by an interrupted call must not count against itself.
+		// A reservation of an interrupted call must not be counted twice.
 		if err := d.store.Volumes.Delete(volume.ID); err != nil {
 			return err
 		}
@@ -63,8 +61,8 @@ func (d *Driver) reserve(volume state.Volume, from origin, requirements *csi.Top
 	return volume, err
 }
 
-// candidates lists the nodes a volume may live on, best first. The empty name
-// stands for a volume that all nodes reach.
+// candidates returns the nodes on which a volume may be, best first. The empty name means that all
+// nodes can access it.
 func (d *Driver) candidates(volume state.Volume, from origin, requirements *csi.TopologyRequirement) ([]string, error) {
 	if !d.config.NodeLocal || volume.Parameters[TopologyParameter] == "shared" {
 		return []string{""}, nil
@@ -99,8 +97,7 @@ func (d *Driver) candidates(volume state.Volume, from origin, requirements *csi.
 	return fitting, nil
 }
 
-// free is the space left at a place; limited is false when there is no end to
-// it.
+// free returns the free space in a place; limited is false if it is unlimited.
 func (d *Driver) free(node string) (bytes int64, limited bool, err error) {
 	bytes, limited, err = d.faults.SpaceLeft()
 	if err != nil || d.config.CapacityBytes == 0 {
@@ -122,8 +119,7 @@ func (d *Driver) free(node string) (bytes int64, limited bool, err error) {
 	return max(0, bytes), true, nil
 }
 
-// GetCapacity answers for one node when the topology names one, and otherwise
-// adds up all places.
+// GetCapacity returns the capacity of the node in the topology, or otherwise the sum of all places.
 func (d *Driver) GetCapacity(_ context.Context, request *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
 	places := []string{""}
 	if d.config.NodeLocal && request.GetParameters()[TopologyParameter] != "shared" {

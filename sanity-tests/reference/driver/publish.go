@@ -13,7 +13,7 @@ import (
 	"storage.liqo.io/sanity-tests/reference/state"
 )
 
-// NodePublishVolume shows a staged volume at one more path.
+// NodePublishVolume mounts a staged volume at a target path.
 func (d *Driver) NodePublishVolume(_ context.Context, request *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
 	switch {
 	case request.GetVolumeId() == "":
@@ -58,8 +58,8 @@ func (d *Driver) checkPublish(volume state.Volume, request *csi.NodePublishVolum
 	return stage, checkSecret(volume, PublishSecretParameter, request.GetSecrets())
 }
 
-// notePublish writes the target down, unless the volume is promised to a single
-// writer elsewhere on this node.
+// notePublish records the target, unless the volume is published for a single writer elsewhere on
+// this node.
 func (d *Driver) notePublish(id string, request *csi.NodePublishVolumeRequest) error {
 	wanted := state.Publish{
 		AccessMode: request.GetVolumeCapability().GetAccessMode().GetMode().String(),
@@ -126,7 +126,8 @@ func createFile(path string) error {
 	return file.Close()
 }
 
-// applyMountGroup does what kubelet leaves to drivers with VOLUME_MOUNT_GROUP.
+// applyMountGroup changes the group of the files, which kubelet leaves to drivers with
+// VOLUME_MOUNT_GROUP.
 func applyMountGroup(stage state.Stage, request *csi.NodePublishVolumeRequest) error {
 	group := request.GetVolumeCapability().GetMount().GetVolumeMountGroup()
 	if group == "" || stage.ReadOnly || request.GetReadonly() {
@@ -139,7 +140,7 @@ func applyMountGroup(stage state.Stage, request *csi.NodePublishVolumeRequest) e
 	return host.HandToGroup(stage.Path, id)
 }
 
-// NodeUnpublishVolume undoes a publish, also of a volume nobody remembers.
+// NodeUnpublishVolume undoes a publish, also of a volume without a record.
 func (d *Driver) NodeUnpublishVolume(_ context.Context, request *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
 	switch {
 	case request.GetVolumeId() == "":
@@ -165,8 +166,7 @@ func (d *Driver) NodeUnpublishVolume(_ context.Context, request *csi.NodeUnpubli
 	return &csi.NodeUnpublishVolumeResponse{}, nil
 }
 
-// unpublish removes the mount and then the empty mount point; data can never
-// be removed this way.
+// unpublish unmounts the target and deletes the empty mount point; it can never delete data.
 func unpublish(target string) error {
 	if err := host.Unmount(target); err != nil {
 		return err

@@ -12,18 +12,17 @@ import (
 	"storage.liqo.io/sanity-tests/reference/state"
 )
 
-// Parameters of a StorageClass. Any other is refused.
+// Parameters of a StorageClass. Others are rejected.
 const (
 	// BackingParameter is directory (the default), ext4 or xfs.
 	BackingParameter = "backing"
-	// DelayParameter makes the backend take that long for each new volume.
+	// DelayParameter delays the creation of each volume by this time.
 	DelayParameter = "delay"
-	// TopologyParameter is shared or node-local, the driver's setting by default.
+	// TopologyParameter is shared or node-local; the default is the driver's setting.
 	TopologyParameter = "topology"
-	// RoundParameter is a number of mebibytes: the backend has sizes that are a multiple
-	// of it only.
+	// RoundParameter is a number of mebibytes: sizes are multiples of it.
 	RoundParameter = "roundToMebibytes"
-	// GrowParameter is online (the default), or offline: nothing grows while it is in use.
+	// GrowParameter is online (the default), or offline: no expansion while the volume is in use.
 	GrowParameter = "grow"
 	// StageSecretParameter and PublishSecretParameter hold the password that
 	// the secret of NodeStage and NodePublish must carry under SecretKey.
@@ -46,11 +45,10 @@ const (
 	maximumBytes = int64(1) << 44 // what ext4 takes with its default features
 )
 
-// Smallest images their mkfs accepts.
+// Minimum image sizes of their mkfs.
 var minimumBytes = map[state.Backing]int64{state.Ext4: 8 * mebibyte, state.XFS: 300 * mebibyte, state.Raw: mebibyte, state.Directory: 1}
 
-// parseVolume turns the parts of a request that describe the new volume into a
-// record without a place, size or content yet.
+// parseVolume returns the record of the requested volume, without node, size or content.
 func (d *Driver) parseVolume(request *csi.CreateVolumeRequest) (state.Volume, error) {
 	volume := state.Volume{
 		ID:         d.store.Volumes.ID(request.GetName()),
@@ -78,7 +76,7 @@ func (d *Driver) parseVolume(request *csi.CreateVolumeRequest) (state.Volume, er
 	if err := checkMutable(volume.Mutable); err != nil {
 		return volume, err
 	}
-	// Block volumes are the same whatever filesystem the class names.
+	// A block volume does not depend on the filesystem of its class.
 	if wantsBlock(request.GetVolumeCapabilities()) {
 		volume.Backing = state.Raw
 	}
@@ -138,7 +136,7 @@ func wantsBlock(capabilities []*csi.VolumeCapability) bool {
 	return len(capabilities) > 0 && capabilities[0].GetBlock() != nil
 }
 
-// checkCapabilities tells why a volume cannot be used as asked, if so.
+// checkCapabilities returns why a volume cannot be used as requested, if so.
 func checkCapabilities(volume state.Volume, capabilities []*csi.VolumeCapability) error {
 	for _, capability := range capabilities {
 		if err := checkCapability(volume, capability); err != nil {
@@ -157,7 +155,7 @@ func checkCapability(volume state.Volume, capability *csi.VolumeCapability) erro
 	case capability.GetMount() != nil && volume.Backing == state.Raw:
 		return invalidf("volume %s is a block device, not a filesystem", volume.Name)
 	}
-	// A directory lies in the machine's own filesystem, whatever type is asked for.
+	// A directory is in the machine's own filesystem, whatever type is requested.
 	filesystem := capability.GetMount().GetFsType()
 	if volume.Backing.IsFilesystemImage() && filesystem != "" && filesystem != string(volume.Backing) {
 		return invalidf("volume %s is made of %s, not %s", volume.Name, volume.Backing, filesystem)
@@ -173,8 +171,7 @@ func checkCapability(volume state.Volume, capability *csi.VolumeCapability) erro
 	return nil
 }
 
-// chooseBytes picks a size for a volume within the range, no smaller than what the
-// content needs.
+// chooseBytes returns a size within the range, and at least that of the content.
 func chooseBytes(volume state.Volume, capacity *csi.CapacityRange, content int64) (int64, error) {
 	required, limit := capacity.GetRequiredBytes(), capacity.GetLimitBytes()
 	if required < 0 || limit < 0 || limit > 0 && limit < required {
@@ -201,7 +198,7 @@ func chooseBytes(volume state.Volume, capacity *csi.CapacityRange, content int64
 	return bytes, nil
 }
 
-// roundUp is the next multiple of so many mebibytes; without a number, the same.
+// roundUp returns the next multiple of this number of mebibytes, or the same size without a number.
 func roundUp(bytes int64, mebibytes string) int64 {
 	step, err := strconv.ParseInt(mebibytes, 10, 64)
 	if err != nil {

@@ -58,8 +58,8 @@ func (d *Driver) CreateSnapshot(ctx context.Context, request *csi.CreateSnapshot
 	return &csi.CreateSnapshotResponse{Snapshot: describeSnapshot(snapshot)}, nil
 }
 
-// takeSnapshot writes the record twice: before the copy, so that no copy is
-// ever without one, and after it.
+// takeSnapshot writes the record before the copy, so that no copy is without one, and again after
+// it.
 func (d *Driver) takeSnapshot(ctx context.Context, snapshot *state.Snapshot) error {
 	left, limited, err := d.faults.SpaceLeft()
 	if err != nil {
@@ -85,7 +85,7 @@ func (d *Driver) takeSnapshot(ctx context.Context, snapshot *state.Snapshot) err
 	return put()
 }
 
-// DeleteSnapshot works at any time: volumes made from it are copies.
+// DeleteSnapshot succeeds at any time, because volumes created from the snapshot are copies.
 func (d *Driver) DeleteSnapshot(_ context.Context, request *csi.DeleteSnapshotRequest) (*csi.DeleteSnapshotResponse, error) {
 	id := request.GetSnapshotId()
 	if id == "" {
@@ -121,7 +121,7 @@ func (d *Driver) GetSnapshot(_ context.Context, request *csi.GetSnapshotRequest)
 	return &csi.GetSnapshotResponse{Snapshot: describeSnapshot(snapshot)}, nil
 }
 
-// ListSnapshots filters first and pages then.
+// ListSnapshots filters before it divides into pages.
 func (d *Driver) ListSnapshots(_ context.Context, request *csi.ListSnapshotsRequest) (*csi.ListSnapshotsResponse, error) {
 	if token := request.GetStartingToken(); token != "" && !d.store.Snapshots.Valid(token) {
 		return nil, abortedf("starting_token %q is not one of ours", token)

@@ -12,8 +12,8 @@ import (
 	"storage.liqo.io/sanity-tests/reference/state"
 )
 
-// NodeGetVolumeStats answers for paths where the volume really is. Kubelet asks
-// for block volumes at a path of its own, so those need only exist.
+// NodeGetVolumeStats requires a path at which the volume is mounted. Kubelet uses its own path for
+// block volumes, so that path need only exist.
 func (d *Driver) NodeGetVolumeStats(_ context.Context, request *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
 	switch {
 	case request.GetVolumeId() == "":

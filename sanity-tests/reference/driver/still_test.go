@@ -14,7 +14,7 @@ import (
 	"storage.liqo.io/sanity-tests/reference/internal/mounttest"
 )
 
-// writeInTurn writes ever higher numbers to one file and then to another until told to stop.
+// writeInTurn writes increasing numbers alternately to two files until stop is closed.
 func writeInTurn(folder string, stop <-chan struct{}) error {
 	for number := 0; ; number++ {
 		for _, name := range []string{"first", "second"} {
@@ -52,8 +52,8 @@ func numberIn(t *testing.T, path string) int {
 	return number
 }
 
-// apart makes the two files, with so much between them on the disk that a copy takes its time
-// from one to the other.
+// apart creates the two files, with enough data between them on the disk that a copy reads them at
+// different times.
 func apart(folder string) error {
 	return errors.Join(
 		writeDurably(filepath.Join(folder, "first"), "00000000"),
@@ -61,8 +61,7 @@ func apart(folder string) error {
 		writeDurably(filepath.Join(folder, "second"), "00000000"))
 }
 
-// A copy of a volume in use is one of a moment: what was written later is not in it without
-// what was written before.
+// A copy of a volume in use is of one moment: it has no later write without all earlier ones.
 func TestCopiesAreOfOneMoment(t *testing.T) {
 	mounttest.NeedRoot(t)
 	const bytes = 320 * mebibyte

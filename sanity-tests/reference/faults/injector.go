@@ -11,7 +11,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// How often a hanging call looks whether its rule is still there.
+// How often a hanging call checks whether its rule still exists.
 const recheck = 100 * time.Millisecond
 
 // Injector applies the rules of one state directory.
@@ -22,13 +22,12 @@ type Injector struct {
 	hits map[Rule]int
 }
 
-// NewInjector reads its rules from this state directory, at each call.
+// NewInjector returns an injector that reads the rules at each call.
 func NewInjector(stateDir string) *Injector {
 	return &Injector{stateDir: stateDir, hits: map[Rule]int{}}
 }
 
-// SpaceLeft is what the backend claims to have left; limited is false when
-// nobody said so.
+// SpaceLeft returns the free space of the backend; limited is false if it is not set.
 func (i *Injector) SpaceLeft() (bytes int64, limited bool, err error) {
 	switches, err := Read(i.stateDir)
 	if err != nil || switches.SpaceLeft == nil {
@@ -37,7 +36,7 @@ func (i *Injector) SpaceLeft() (bytes int64, limited bool, err error) {
 	return *switches.SpaceLeft, true, nil
 }
 
-// Around runs work, spoiled by the rule that covers the call.
+// Around runs work, with the fault of the rule that matches the call.
 func (i *Injector) Around(ctx context.Context, call Call, work func() (any, error)) (any, error) {
 	rule, found, err := i.take(call)
 	if err != nil {
@@ -62,7 +61,7 @@ func (i *Injector) Around(ctx context.Context, call Call, work func() (any, erro
 	return answer, nil
 }
 
-// take finds the first rule that still applies and counts the hit.
+// take returns the first rule that still applies, and counts its use.
 func (i *Injector) take(call Call) (Rule, bool, error) {
 	switches, err := Read(i.stateDir)
 	if err != nil {

@@ -29,12 +29,12 @@ const File = "faults.json"
 
 // Switches is the content of the file.
 type Switches struct {
-	// SpaceLeft, when set, is all the space the backend still has, in bytes.
+	// SpaceLeft is the free space of the backend in bytes, if it is set.
 	SpaceLeft *int64 `json:"spaceLeft,omitempty"`
 	Rules     []Rule `json:"rules,omitempty"`
 }
 
-// Rule spoils the calls it applies to. The first rule that applies wins.
+// Rule injects a fault into the calls that it matches. The first rule that applies is used.
 type Rule struct {
 	// RPC is the name of the call, such as "CreateVolume"; "*" is any.
 	RPC string `json:"rpc"`
@@ -43,32 +43,32 @@ type Rule struct {
 	// Match is part of the volume's (or snapshot's) id or name, or of its
 	// claim as "namespace/name".
 	Match string `json:"match,omitempty"`
-	// When is "before" (the default: the driver does nothing) or "after" (the
-	// driver does its work, and then the answer gets lost).
+	// When is "before" (the default: the driver does nothing) or "after" (the driver does its work,
+	// and the response is lost).
 	When string `json:"when,omitempty"`
 	// Delay waits, for example "2s".
 	Delay string `json:"delay,omitempty"`
-	// Hang waits until the caller gives up or the rule is taken away.
+	// Hang waits until the caller cancels or the rule is removed.
 	Hang bool `json:"hang,omitempty"`
-	// Code is the gRPC code to fail with, such as "Unavailable"; without one
-	// the call goes on after Delay or Hang.
+	// Code is the gRPC code of the error, such as "Unavailable"; without one the call continues
+	// after Delay or Hang.
 	Code string `json:"code,omitempty"`
-	// Message goes with Code.
+	// Message is the message of the error.
 	Message string `json:"message,omitempty"`
-	// Times is how often the rule applies, counted by each process of the
-	// driver on its own; 0 is always. A rule that was taken away starts anew.
+	// Times is how often the rule applies, counted by each process of the driver separately; 0 is
+	// always. The count restarts when a removed rule is added again.
 	Times int `json:"times,omitempty"`
 }
 
-// Call is what rules are compared with.
+// Call has the fields that rules match.
 type Call struct {
 	RPC  string
 	Node string
-	// Subjects are all names of the object the call is about.
+	// Subjects are all names of the object of the call.
 	Subjects []string
 }
 
-// Covers tells whether the rule is about this call.
+// Covers reports whether the rule matches this call.
 func (r Rule) Covers(call Call) bool {
 	if r.RPC != "*" && r.RPC != call.RPC || r.Node != "" && r.Node != call.Node {
 		return false

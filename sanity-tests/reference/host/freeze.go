@@ -17,13 +17,13 @@ const (
 	fiThaw   = 0xC0045878
 )
 
-// frozenMark is added to the name of an image while its filesystem may be frozen, so that
-// whoever comes after a process that was killed meanwhile can thaw it.
+// frozenMark is appended to the name of an image while its filesystem may be frozen, so that
+// another process can thaw it if this one is killed.
 const frozenMark = ".frozen"
 
-// CopyStill makes a full copy of an image file at one moment: a filesystem that is
-// mounted from it, on whichever node, takes no writes until the copy is made. What the
-// copy has is what a disk has after a power cut, which a database has to survive.
+// CopyStill copies an image file as of one moment: a filesystem that is mounted from it, on any
+// node, is frozen until the copy is complete. The copy has what a disk has after a power failure,
+// which a database must survive.
 func CopyStill(ctx context.Context, image, filesystem, target string) error {
 	device, err := FindLoop(image)
 	if err != nil {
@@ -32,7 +32,7 @@ func CopyStill(ctx context.Context, image, filesystem, target string) error {
 	if device == "" {
 		return Copy(ctx, image, target)
 	}
-	unix.Sync() // before, as a filesystem that is frozen would hold it up
+	unix.Sync() // before the freeze, which would block it
 	mark := image + frozenMark
 	return withFilesystem(device, filesystem, func(root *os.File) error {
 		if err := os.WriteFile(mark, []byte(filesystem), 0o600); err != nil {
@@ -45,7 +45,7 @@ func CopyStill(ctx context.Context, image, filesystem, target string) error {
 	})
 }
 
-// ThawAll thaws what copies that were interrupted have left frozen in a folder of images.
+// ThawAll thaws the filesystems, in a folder of images, that interrupted copies have left frozen.
 func ThawAll(folder string) error {
 	marks, err := filepath.Glob(filepath.Join(folder, "*"+frozenMark))
 	for _, mark := range marks {
@@ -71,14 +71,14 @@ func thawMarked(mark string) error {
 
 func thaw(root *os.File, mark string) error {
 	err := unix.IoctlSetInt(int(root.Fd()), fiThaw, 0)
-	if err != nil && !errors.Is(err, unix.EINVAL) { // that is: it is not frozen
+	if err != nil && !errors.Is(err, unix.EINVAL) { // EINVAL: it is not frozen
 		return fmt.Errorf("thaw the filesystem of %s: %w", strings.TrimSuffix(mark, frozenMark), err)
 	}
 	return os.Remove(mark)
 }
 
-// withFilesystem shows the root of the filesystem on a device. Mounting it once more
-// reaches it wherever else it is mounted: a device has one filesystem in the kernel.
+// withFilesystem mounts the filesystem of a device once more and calls use with its root. This
+// reaches the filesystem wherever else it is mounted: a device has one filesystem in the kernel.
 func withFilesystem(device, filesystem string, use func(root *os.File) error) (err error) {
 	at, err := os.MkdirTemp("", "filesystem-")
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CreateImage makes an empty sparse file.
+// CreateImage creates an empty sparse file.
 func CreateImage(path string, bytes int64) error {
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -25,12 +25,11 @@ func CreateImage(path string, bytes int64) error {
 	return nil
 }
 
-// Format writes a new filesystem into an image file. Whoever calls it knows
-// that the image holds nothing.
+// Format creates a filesystem in an image file, which the caller knows to be empty.
 func Format(ctx context.Context, image, filesystem string) error {
 	switch filesystem {
 	case "ext4":
-		// No reserved blocks: the size asked for is the size users get.
+		// No reserved blocks, so that users get the requested size.
 		return run(ctx, "mkfs.ext4", "-q", "-F", "-m", "0", image)
 	case "xfs":
 		return run(ctx, "mkfs.xfs", "-q", "-f", image)
@@ -38,14 +37,14 @@ func Format(ctx context.Context, image, filesystem string) error {
 	return fmt.Errorf("no way to make a filesystem of type %q", filesystem)
 }
 
-// ErrOffline says that a filesystem can grow here only while nobody mounts it.
+// ErrOffline means that a filesystem can be expanded here only while it is not mounted.
 var ErrOffline = errors.New("this process lacks CAP_SYS_RESOURCE, without which ext4 grows only while it is not mounted")
 
-// GrowMounted fits a mounted filesystem to its device.
+// GrowMounted expands a mounted filesystem to its device.
 func GrowMounted(ctx context.Context, device, mountPoint, filesystem string) error {
 	switch filesystem {
 	case "ext4":
-		err := run(ctx, "resize2fs", device) // fine anywhere when there is nothing to grow
+		err := run(ctx, "resize2fs", device) // succeeds everywhere if there is nothing to expand
 		if err != nil && !CanGrowMounted(filesystem) {
 			return ErrOffline
 		}
@@ -56,10 +55,10 @@ func GrowMounted(ctx context.Context, device, mountPoint, filesystem string) err
 	return fmt.Errorf("no way to grow a filesystem of type %q", filesystem)
 }
 
-// GrowUnmounted fits an ext4 filesystem to its image file.
+// GrowUnmounted expands an ext4 filesystem to its image file.
 func GrowUnmounted(ctx context.Context, image string) error {
-	// resize2fs wants a fresh check, which also replays the journal of a copy
-	// made in full flight. Status 1 means that something could be repaired.
+	// resize2fs requires a recent check, which also replays the journal of a copy of a mounted
+	// filesystem. Status 1 means that errors were corrected.
 	err := run(ctx, "e2fsck", "-f", "-p", image)
 	var failed *exec.ExitError
 	if err != nil && (!errors.As(err, &failed) || failed.ExitCode() != 1) {
@@ -68,7 +67,7 @@ func GrowUnmounted(ctx context.Context, image string) error {
 	return run(ctx, "resize2fs", image)
 }
 
-// CanGrowMounted tells whether GrowMounted works for this filesystem here.
+// CanGrowMounted reports whether GrowMounted works for this filesystem on this machine.
 func CanGrowMounted(filesystem string) bool { return filesystem != "ext4" || hasSysResource() }
 
 func hasSysResource() bool {
@@ -78,11 +77,11 @@ func hasSysResource() bool {
 	return err == nil && sets[0].Effective&(1<<unix.CAP_SYS_RESOURCE) != 0
 }
 
-// Copy makes a full copy of an image file or a directory with everything in
-// it. The copy appears under its name only when it is complete.
+// Copy copies an image file, or a directory with its contents. The copy gets its name when it is
+// complete.
 //
-// What users wrote may still be in memory, so it is flushed first. What changes while
-// it is copied is in the copy as it was when its turn came.
+// Writes of users may still be in memory, so they are flushed first. A file that changes meanwhile
+// is copied as it is when it is read.
 func Copy(ctx context.Context, source, target string) error {
 	unix.Sync()
 	return copyWhole(ctx, source, target)
@@ -102,8 +101,8 @@ func copyWhole(ctx context.Context, source, target string) error {
 	return nil
 }
 
-// HandToGroup gives everything below root to a group, the way kubelet does it
-// for drivers that leave this to kubelet.
+// HandToGroup changes the group of everything below root, as kubelet does for drivers without
+// VOLUME_MOUNT_GROUP.
 func HandToGroup(root string, group int) error {
 	return walkOwn(root, func(path string, info fs.FileInfo) error {
 		if err := os.Lchown(path, -1, group); err != nil {

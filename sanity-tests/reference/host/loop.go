@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// AttachLoop returns the loop device of an image file. All nodes of the lab
-// share one kernel, so a device that already serves the image is used again:
-// two devices over one file would not see each other's writes.
+// AttachLoop returns the loop device of an image file. All nodes of the lab share one kernel, so an
+// existing device of the image is reused: two devices of one file would not see each other's
+// writes.
 func AttachLoop(image string) (string, error) {
 	if device, err := FindLoop(image); err != nil || device != "" {
 		return device, err
@@ -57,8 +57,8 @@ func configureLoop(device string, image *os.File, name string) error {
 	return unix.IoctlLoopConfigure(int(loop.Fd()), &config)
 }
 
-// FindLoop returns the device that serves the image, or nothing. It compares
-// inodes, because paths differ between containers.
+// FindLoop returns the loop device of the image, or "". It compares inodes, because paths differ
+// between containers.
 func FindLoop(image string) (string, error) {
 	var wanted unix.Stat_t
 	if err := unix.Stat(image, &wanted); err != nil {
@@ -90,13 +90,13 @@ func loopStatus(device string) (*unix.LoopInfo64, error) {
 	return unix.IoctlLoopGetStatus64(int(loop.Fd()))
 }
 
-// GrowLoop makes a device notice that its image file has grown.
+// GrowLoop sets the size of a device to that of its image file.
 func GrowLoop(device string) error {
 	return withDevice(device, unix.LOOP_SET_CAPACITY)
 }
 
-// DetachLoop frees the device of an image, if there is one. While somebody
-// still has it open the kernel waits and frees it at the last close.
+// DetachLoop detaches the device of an image, if there is one. While it is open, the kernel defers
+// that to the last close.
 func DetachLoop(image string) error {
 	device, err := FindLoop(image)
 	if err != nil || device == "" {

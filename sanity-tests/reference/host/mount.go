@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrUnknownOption says that a mount option means nothing here.
+// ErrUnknownOption means that a mount option is not supported.
 var ErrUnknownOption = errors.New("unknown mount option")
 
 // Each option sets or clears flags that belong to a mount point, not to the
@@ -31,8 +31,7 @@ var mountPointOptions = map[string]struct{ set, clear uintptr }{
 	"dev":        {clear: unix.MS_NODEV},
 }
 
-// splitOptions separates flags of the mount point from options that only the
-// filesystem can understand.
+// splitOptions separates flags of the mount point from options of the filesystem.
 func splitOptions(options []string) (flags uintptr, filesystem []string) {
 	for _, option := range options {
 		known, ok := mountPointOptions[option]
@@ -45,8 +44,8 @@ func splitOptions(options []string) (flags uintptr, filesystem []string) {
 	return flags, filesystem
 }
 
-// BindMount shows source at target. Options of a filesystem cannot be changed
-// by a bind mount and are refused.
+// BindMount mounts source at target. It rejects options of a filesystem, which a bind mount cannot
+// change.
 func BindMount(source, target string, options []string) error {
 	flags, rest := splitOptions(options)
 	if len(rest) > 0 {
@@ -58,8 +57,8 @@ func BindMount(source, target string, options []string) error {
 	if flags == 0 {
 		return nil
 	}
-	// A bind mount ignores flags until it is remounted. Remounting replaces all
-	// of them, so those that came with the source are named again.
+	// A bind mount ignores flags until it is remounted. Remounting replaces all of them, so those
+	// of the source are set again.
 	inherited, err := mountFlags(target)
 	if err == nil {
 		err = unix.Mount("", target, "", unix.MS_BIND|unix.MS_REMOUNT|inherited|flags, "")
@@ -100,7 +99,7 @@ func MountDevice(device, target, filesystem string, options []string) error {
 	return nil
 }
 
-// Unmount takes away every mount stacked at target; none is fine.
+// Unmount removes all mounts at target, if any.
 func Unmount(target string) error {
 	for {
 		err := unix.Unmount(target, unix.UMOUNT_NOFOLLOW)
@@ -113,9 +112,8 @@ func Unmount(target string) error {
 	}
 }
 
-// IsMounted tells whether something is mounted at exactly this path, which may
-// be a file. The mount table is asked, because a bind mount inside one
-// filesystem does not change the device number.
+// IsMounted reports whether exactly this path, which may be a file, is a mount point. It reads the
+// mount table, because a bind mount within one filesystem does not change the device number.
 func IsMounted(path string) (bool, error) {
 	// Mounts are listed under their real path; only the parent is resolved,
 	// since the mount point itself is never a symbolic link.

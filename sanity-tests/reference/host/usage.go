@@ -1,6 +1,5 @@
-// Package host does what the reference driver asks of the machine: loop
-// devices, mounts, filesystems in image files, copies, usage. It keeps no
-// state and knows nothing of volumes.
+// Package host has the reference driver's operations on the machine: loop devices, mounts,
+// filesystems in image files, copies, usage. It has no state.
 package host
 
 import (
@@ -12,13 +11,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Usage is how full something is.
+// Usage is the size and the usage of a volume.
 type Usage struct {
 	TotalBytes, UsedBytes, FreeBytes    int64
 	TotalInodes, UsedInodes, FreeInodes int64
 }
 
-// FilesystemUsage asks the filesystem mounted at path.
+// FilesystemUsage returns the usage of the filesystem mounted at path.
 func FilesystemUsage(path string) (Usage, error) {
 	var stat unix.Statfs_t
 	if err := unix.Statfs(path, &stat); err != nil {
@@ -35,7 +34,7 @@ func FilesystemUsage(path string) (Usage, error) {
 	}, nil
 }
 
-// DirectoryUsage adds up what lies in a directory of a given logical size.
+// DirectoryUsage returns the usage of a directory with this logical size.
 func DirectoryUsage(path string, size int64) (Usage, error) {
 	usage, err := FilesystemUsage(path)
 	if err != nil {
@@ -54,8 +53,8 @@ func DirectoryUsage(path string, size int64) (Usage, error) {
 	return usage, err
 }
 
-// walkOwn visits everything below root. Users delete files at any time, so
-// what vanishes during the walk is not an error.
+// walkOwn visits everything below root. Users delete files at any time, so a missing file is no
+// error.
 func walkOwn(root string, visit func(string, fs.FileInfo) error) error {
 	return filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
 		if err == nil {

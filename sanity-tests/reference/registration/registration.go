@@ -1,6 +1,5 @@
-// Package registration makes kubelet take notice of a CSI driver, which is all
-// that node-driver-registrar would be needed for: a tiny service on a socket in
-// kubelet's plugins_registry directory.
+// Package registration registers a CSI driver with kubelet, like node-driver-registrar: it serves a
+// socket in kubelet's plugins_registry directory.
 package registration
 
 import (
@@ -16,7 +15,7 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
-// Registration is what kubelet learns.
+// Registration is what kubelet reads from the socket.
 type Registration struct {
 	// Driver is the CSI driver's name.
 	Driver string
@@ -32,9 +31,9 @@ type server struct {
 	refused      chan error
 }
 
-// Serve answers kubelet until ctx ends, and takes the socket away then, by
-// which kubelet knows that the driver is gone. It returns an error when kubelet
-// refuses the driver: only a new socket makes kubelet try again.
+// Serve serves the registration until ctx is done, and then removes the socket, so that kubelet
+// unregisters the driver. It returns an error if kubelet rejects the driver: kubelet tries again
+// only for a new socket.
 func (r Registration) Serve(ctx context.Context) error {
 	socket := filepath.Join(r.Dir, r.Driver+"-reg.sock")
 	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -50,7 +49,7 @@ func (r Registration) Serve(ctx context.Context) error {
 
 	ended := make(chan error, 1)
 	go func() { ended <- grpcServer.Serve(listener) }()
-	defer grpcServer.GracefulStop() // kubelet still gets the answer to its verdict
+	defer grpcServer.GracefulStop() // kubelet still gets the response to its notification
 	select {
 	case <-ctx.Done():
 		return nil
@@ -61,7 +60,7 @@ func (r Registration) Serve(ctx context.Context) error {
 	}
 }
 
-// GetInfo is kubelet's question.
+// GetInfo returns the driver's name and endpoint to kubelet.
 func (s *server) GetInfo(context.Context, *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
 	return &registerapi.PluginInfo{
 		Type:              registerapi.CSIPlugin,
@@ -71,7 +70,7 @@ func (s *server) GetInfo(context.Context, *registerapi.InfoRequest) (*registerap
 	}, nil
 }
 
-// NotifyRegistrationStatus is kubelet's verdict.
+// NotifyRegistrationStatus receives from kubelet whether it has registered the driver.
 func (s *server) NotifyRegistrationStatus(_ context.Context, verdict *registerapi.RegistrationStatus) (*registerapi.RegistrationStatusResponse, error) {
 	if verdict.GetPluginRegistered() {
 		slog.Info("kubelet registered the driver", "driver", s.registration.Driver)

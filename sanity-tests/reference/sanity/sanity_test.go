@@ -1,5 +1,5 @@
-// Package sanity runs csi-sanity against the reference driver, once for each
-// way the driver can be set up. It needs root, for mounts and loop devices.
+// Package sanity runs csi-sanity against the reference driver, once for each configuration of the
+// driver. It needs root, for mounts and loop devices.
 package sanity
 
 import (
@@ -71,7 +71,7 @@ func TestSanity(t *testing.T) {
 	suite, reporter := ginkgo.GinkgoConfiguration()
 	ginkgo.RunSpecs(t, "csi-sanity against the reference driver", suite, reporter)
 
-	// One line for each setup; details of failures are in the suite's own output.
+	// One line for each configuration; details of failures are in the suite's output.
 	for _, setup := range setups {
 		t.Run(setup.name, func(t *testing.T) {
 			passed, skipped := counts[setup.name][types.SpecStatePassed], counts[setup.name][types.SpecStateSkipped]
@@ -110,8 +110,8 @@ func sanityConfig(t *testing.T, dir string, setup setup) sanity.TestConfig {
 	return config
 }
 
-// serve runs the driver around the specs of one setup, and checks afterwards
-// that it left nothing behind.
+// serve runs the driver during the specs of one configuration, and checks afterwards that nothing
+// is left.
 func serve(setup setup, dir string) {
 	var ended chan error
 	var stop context.CancelFunc

@@ -2,7 +2,7 @@ package state
 
 import "time"
 
-// Backing says what a volume's content is made of.
+// Backing is how the content of a volume is stored.
 type Backing string
 
 const (
@@ -12,33 +12,33 @@ const (
 	Ext4 Backing = "ext4"
 	// XFS is an image file with an xfs filesystem, loop-mounted.
 	XFS Backing = "xfs"
-	// Raw is an image file without a filesystem, handed out as a loop device.
+	// Raw is an image file without a filesystem, used as a loop device.
 	Raw Backing = "raw"
 )
 
-// IsFilesystemImage tells whether the content is a filesystem inside an image
-// file, which only one kernel mount may write to.
+// IsFilesystemImage reports whether the content is a filesystem in an image file, which only one
+// mount of a kernel may write to.
 func (b Backing) IsFilesystemImage() bool { return b == Ext4 || b == XFS }
 
-// Volume is everything known about one volume. Tests read these files too.
+// Volume is the record of a volume. Tests read these files too.
 type Volume struct {
 	ID      string  `json:"id"`
 	Name    string  `json:"name"`
 	Claim   string  `json:"claim,omitempty"` // namespace/name, when the provisioner tells
 	Bytes   int64   `json:"bytes"`
 	Backing Backing `json:"backing"`
-	// Node is the only node that reaches the volume; empty means all do.
+	// Node is the only node that can access the volume; empty means that all can.
 	Node           string            `json:"node,omitempty"`
 	Parameters     map[string]string `json:"parameters,omitempty"`
 	Mutable        map[string]string `json:"mutableParameters,omitempty"`
 	SourceVolume   string            `json:"sourceVolume,omitempty"`
 	SourceSnapshot string            `json:"sourceSnapshot,omitempty"`
-	// Ready is false while the content is still being made.
+	// Ready is false while the content is being created.
 	Ready bool `json:"ready"`
-	// Formatted tells whether the image carries its filesystem yet.
+	// Formatted reports whether the image has its filesystem.
 	Formatted bool `json:"formatted,omitempty"`
-	// Grow asks the next stage to fit the filesystem to the image, because the
-	// content was copied from something smaller.
+	// Grow makes the next stage expand the filesystem to the image, because the content was copied
+	// from a smaller one.
 	Grow bool `json:"grow,omitempty"`
 
 	// By node id.
@@ -48,29 +48,29 @@ type Volume struct {
 	Publishes map[string]map[string]Publish `json:"publishes,omitempty"`
 }
 
-// Attachment is one ControllerPublish that was not taken back.
+// Attachment is a ControllerPublish that was not undone.
 type Attachment struct {
-	// Token travels in the publish context and proves at stage time that the
-	// context of this very attachment was handed on.
+	// Token is in the publish context, and proves to the stage that the context is that of this
+	// attachment.
 	Token      string `json:"token"`
 	ReadOnly   bool   `json:"readOnly,omitempty"`
 	AccessMode string `json:"accessMode"`
 }
 
-// Stage is one NodeStage that was not taken back.
+// Stage is a NodeStage that was not undone.
 type Stage struct {
 	Path     string `json:"path"`
 	Device   string `json:"device,omitempty"`
 	ReadOnly bool   `json:"readOnly,omitempty"`
 }
 
-// Publish is one NodePublish that was not taken back.
+// Publish is a NodePublish that was not undone.
 type Publish struct {
 	AccessMode string `json:"accessMode"`
 	ReadOnly   bool   `json:"readOnly,omitempty"`
 }
 
-// InUse names a node that holds the volume, or nothing.
+// InUse returns a node that uses the volume, or "".
 func (v Volume) InUse() string {
 	for node := range v.Attachments {
 		return node
@@ -94,7 +94,7 @@ type Snapshot struct {
 	Ready     bool      `json:"ready"`
 }
 
-// Node is one node plugin that has run.
+// Node is a node on which a node plugin has run.
 type Node struct {
 	ID         string `json:"id"`
 	MaxVolumes int64  `json:"maxVolumes,omitempty"`

@@ -1,10 +1,8 @@
-// Package state keeps what the reference driver remembers: volumes, snapshots
-// and nodes, one JSON file each, in a directory that all processes of one
-// driver on the machine share. It knows nothing of CSI, mounts or devices.
+// Package state stores the records of the reference driver (volumes, snapshots and nodes), one JSON
+// file each, in a directory that all processes of one driver on the machine share.
 //
-// Files are replaced by rename, so a reader needs no lock; whoever changes
-// something does it inside Store.Transaction, which excludes all other
-// processes. No process keeps a copy, so a restart forgets nothing.
+// Files are replaced by rename, so readers need no lock; changes are made inside Store.Transaction,
+// which excludes all other processes. No process caches records, so a restart loses nothing.
 package state
 
 import (
@@ -22,7 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrNotFound says that no record has the id asked for.
+// ErrNotFound means that no record has the id.
 var ErrNotFound = errors.New("not found")
 
 // Store is one driver's state directory.
@@ -34,8 +32,8 @@ type Store struct {
 	dir string
 }
 
-// Open prepares the directory; it may already hold the state of an earlier
-// process, or of another one that is running now.
+// Open creates the directory if necessary; it may have the records of another process, which may be
+// running.
 func Open(dir string) (*Store, error) {
 	store := &Store{
 		Volumes:   Records[Volume]{dir: filepath.Join(dir, "volumes"), kind: "vol"},
@@ -51,14 +49,13 @@ func Open(dir string) (*Store, error) {
 	return store, nil
 }
 
-// Data is where the content of a volume or snapshot lies: a directory, or an
-// image file.
+// Data returns the path of the content of a volume or snapshot: a directory, or an image file.
 func (s *Store) Data(id string) string { return filepath.Join(s.dataDir(), id) }
 
 func (s *Store) dataDir() string { return filepath.Join(s.dir, "data") }
 
-// Transaction runs change while no other transaction of any process runs.
-// It is for reading and writing records, never for slow work.
+// Transaction calls change while no other transaction of any process runs. It is for reading and
+// writing records, not for slow work.
 func (s *Store) Transaction(change func() error) error {
 	lock, err := os.OpenFile(filepath.Join(s.dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -77,8 +74,8 @@ func (s *Store) Transaction(change func() error) error {
 	return change()
 }
 
-// ChangeVolume reads a volume, lets change edit it, and writes it back, all in
-// one transaction. Nothing is written when change returns an error.
+// ChangeVolume reads a volume, calls change, and writes the volume, all in one transaction. Nothing
+// is written if change returns an error.
 func (s *Store) ChangeVolume(id string, change func(*Volume) error) (Volume, error) {
 	var volume Volume
 	err := s.Transaction(func() error {
@@ -100,9 +97,8 @@ type Records[T any] struct {
 	kind string
 }
 
-// ID derives the id of the record with this name. It is the same on every
-// call, which makes creation idempotent, and it fits into a file name whatever
-// the name looks like.
+// ID returns the id of the record with this name. It is the same on every call, which makes
+// creation idempotent, and is valid as a file name.
 func (r Records[T]) ID(name string) string {
 	sum := sha256.Sum256([]byte(name))
 	return r.kind + "-" + hex.EncodeToString(sum[:16])
@@ -110,8 +106,8 @@ func (r Records[T]) ID(name string) string {
 
 var idPattern = regexp.MustCompile(`^[a-z]+-[0-9a-f]{32}$`)
 
-// Valid tells whether id could be one of ours. Ids come from callers, and must
-// not lead out of the directory.
+// Valid reports whether id has the form of an id. Ids come from callers, and must not lead out of
+// the directory.
 func (r Records[T]) Valid(id string) bool {
 	return idPattern.MatchString(id) && strings.HasPrefix(id, r.kind+"-")
 }
@@ -159,7 +155,7 @@ func (r Records[T]) List() ([]T, error) {
 	return records, nil
 }
 
-// Put writes one record as a whole.
+// Put replaces a record.
 func (r Records[T]) Put(id string, record T) error {
 	raw, err := json.MarshalIndent(record, "", "  ")
 	if err != nil {
@@ -175,7 +171,7 @@ func (r Records[T]) Put(id string, record T) error {
 	return nil
 }
 
-// Delete removes one record; a missing one is fine.
+// Delete deletes a record, if it exists.
 func (r Records[T]) Delete(id string) error {
 	if err := os.Remove(r.path(id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("delete record %s: %w", id, err)

@@ -107,7 +107,7 @@ impl RemoteArgs {
         Ok((self.client(file, name).await?, endpoint))
     }
 
-    /// The cluster.
+    /// A client of the remote cluster.
     pub(in crate::cli) async fn client(&self, file: Kubeconfig, name: &ClusterId) -> Outcome<Remote> {
         let (_, _, user) = entries(&file, self.remote_context.as_deref())?;
         let command = user.exec.as_ref().and_then(|exec| exec.command.clone());

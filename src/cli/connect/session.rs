@@ -87,7 +87,7 @@ fn held(secret: &Secret, namespace: &NamespaceName) -> String {
     )
 }
 
-/// Another session began too early.
+/// The error if another process has begun a session too early.
 fn begun_by_others(namespace: &NamespaceName) -> String {
     format!(
         "the Secret {namespace}/{SESSION} there was created again at once, so that a stolen token that an API server still \

@@ -158,9 +158,9 @@ pub(super) async fn in_remote(
     found
 }
 
-/// A claim there that the driver created. Not if its volume is in a cluster of another name, which is
-/// the same API server then. But the source or target of a move may be here although its volume is
-/// elsewhere, and so may a claim whose marks cannot be read.
+/// A twin that the driver created in the remote cluster. It is ignored if its volume is in a
+/// cluster of another name, which is the same API server then. The source or target of a move
+/// counts although its volume is elsewhere, and so does a claim whose marks cannot be read.
 fn twin(twin: &PersistentVolumeClaim, elsewhere: &BTreeSet<String>) -> Option<DisconnectBlocker> {
     let marks = TwinMarks::read(twin.labels(), twin.annotations());
     let is_ordinary = marks.as_ref().is_ok_and(|it| {

@@ -85,7 +85,7 @@ impl Printed {
         }
         for loss in of.status.iter().flat_map(|status| &status.lossy) {
             if self.losses.insert(loss.clone()) {
-                self.line(&format!("{name}: it loses data of the claim {loss}"));
+                self.line(&format!("{name}: the move loses data of the claim {loss}"));
             }
         }
         for (claim, why) in cold(of) {

@@ -79,7 +79,7 @@ pub(super) fn stats(request: wire::NodeGetVolumeStatsRequest) -> Result<InUse, S
     in_use(request.volume_id, request.volume_path)
 }
 
-/// With the required and the maximum size.
+/// The volume, and its required and maximum size.
 pub(super) fn expand(request: wire::NodeExpandVolumeRequest) -> Result<(InUse, (i64, i64)), Status> {
     let range = request.capacity_range.unwrap_or_default();
     let size = (range.required_bytes, range.limit_bytes);

@@ -68,7 +68,7 @@ pub(super) fn object(installation: &Installation) -> Vec<Finding> {
     findings
 }
 
-/// fsGroup is applied to the volumes for which the real driver wants it, and to no others.
+/// fsGroup is applied to the volumes for which the real driver requests that, and to no others.
 pub(super) fn fs_group(installation: &Installation) -> Vec<Finding> {
     let Some(ours) = spec(installation, DRIVER_NAME).map(policy) else {
         return Vec::new();
@@ -126,7 +126,7 @@ pub(super) fn fs_group(installation: &Installation) -> Vec<Finding> {
     findings
 }
 
-/// What the `CSIDriver` objects of real drivers request of kubelet, that of this driver requests as well.
+/// This driver requests from kubelet whatever the `CSIDriver` objects of real drivers request.
 pub(super) fn kubelet_features(installation: &Installation) -> Vec<Finding> {
     let Some(ours) = spec(installation, DRIVER_NAME) else {
         return Vec::new();

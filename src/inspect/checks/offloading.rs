@@ -19,7 +19,7 @@ use crate::{
 const STALE: SignedDuration = SignedDuration::from_mins(1);
 /// How to read the logs of the fabric.
 const LOGS: &str = "kubectl logs -A -l app.kubernetes.io/component=fabric";
-/// What takes longer will not end without help.
+/// An unfinished deletion that takes longer than this needs help.
 const LONG: SignedDuration = SignedDuration::from_mins(1);
 
 /// Namespaces are offloaded, and the fabric or Liqo carries that out.
@@ -28,7 +28,7 @@ pub(super) fn carried_out(installation: &Installation) -> Vec<Finding> {
     let Some(first) = offloading.asked.iter().next() else {
         return Vec::new();
     };
-    // Where Liqo is installed they are Liqo's; if that is unknown, nothing is reported.
+    // Where Liqo is installed, it processes them; if that is unknown, nothing is reported.
     if !matches!(offloading.liqo, Ok(None)) {
         return Vec::new();
     }

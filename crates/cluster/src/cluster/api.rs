@@ -37,7 +37,6 @@ pub struct ApiError {
 /// Why a call failed, as far as callers distinguish it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Cause {
-    /// No answer within the timeout.
     #[error("no answer within {0:?}")]
     Timeout(Duration),
     /// The server cannot be reached, is overloaded or fails. It may recover.

@@ -1,5 +1,6 @@
-//! The timeout of calls to an API server, the metrics of their duration and outcome, and which rights it could not
-//! evaluate. The duration of a watch is that until it has begun, or failed to.
+//! The timeout of calls to an API server, the metrics of their duration and outcome, and the rights
+//! that it could not evaluate. The duration of a watch ends when the watch has begun or failed to
+//! begin.
 
 use std::{
     collections::HashMap,
@@ -49,7 +50,8 @@ impl Calls {
 pub(super) struct Unanswered(Arc<Mutex<HashMap<String, Ongoing>>>);
 
 impl Unanswered {
-    /// Records the answer to a question, or why there is none; returns whether that is a new failure.
+    /// Records the answer to an access review, or why there is none; returns whether that is a new
+    /// failure.
     pub(super) fn is_news(&self, question: String, failure: Option<&str>) -> bool {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(why) = failure {

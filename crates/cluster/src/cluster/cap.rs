@@ -74,7 +74,6 @@ impl Limits {
     }
 }
 
-/// An exceeded limit.
 #[derive(Debug, thiserror::Error)]
 enum LimitExceeded {
     #[error("it is longer than {0} bytes")]

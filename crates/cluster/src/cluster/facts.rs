@@ -31,7 +31,6 @@ const IS_DEFAULT: [&str; 2] = [
     "storageclass.beta.kubernetes.io/is-default-class",
 ];
 
-/// A node with these annotations.
 #[must_use]
 pub fn node(metadata: ObjectMeta, annotations: &[&str]) -> Node {
     let told = metadata.annotations.unwrap_or_default();
@@ -273,7 +272,6 @@ pub fn affinity(volume: &PersistentVolume) -> Option<NodeSelector> {
     affinity.required.as_ref().map(node_selector)
 }
 
-/// A node selector.
 #[must_use]
 pub fn node_selector(selector: &KubeSelector) -> NodeSelector {
     NodeSelector {
@@ -294,7 +292,6 @@ fn term(term: &NodeSelectorTerm) -> Term {
     }
 }
 
-/// A label selector.
 #[must_use]
 pub fn label_selector(selector: &KubeLabelSelector) -> LabelSelector {
     let labels = selector.match_labels.iter().flatten();

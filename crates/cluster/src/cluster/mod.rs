@@ -111,7 +111,6 @@ struct Inner {
     _stops: DropGuard,
 }
 
-/// Recent lists.
 #[derive(Default)]
 struct RecentLists {
     warnings: Recent<Warnings>,
@@ -244,7 +243,6 @@ impl Cluster {
         Objects::new(kube::Api::all(self.0.client.clone()), self)
     }
 
-    /// Objects of a namespace.
     #[must_use]
     pub fn within<K>(&self, namespace: &str) -> Objects<K>
     where

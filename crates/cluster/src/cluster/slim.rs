@@ -40,10 +40,7 @@ pub const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 
 /// A twin. Its topic is its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "facts about one object, each seen by itself"
-)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts about one object")]
 pub struct Twin {
     pub namespace: String,
     pub name: String,
@@ -101,7 +98,7 @@ pub struct Driver {
     pub attach: bool,
     /// Whether its capacity is published, and the scheduler considers it.
     pub publishes_capacity: bool,
-    /// What it requests of kubelet.
+    /// What its `CSIDriver` requests from kubelet.
     pub wants: DriverRequirements,
 }
 

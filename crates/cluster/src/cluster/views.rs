@@ -25,7 +25,6 @@ pub struct Views {
     pub twins: View<Twin>,
     /// PVs, at home only: real, virtual and available ones.
     pub volumes: View<Volume>,
-    /// All nodes.
     pub nodes: View<Node>,
     /// Nodes that accept pods. Few installations need them.
     pub open_nodes: View<OpenNode>,

@@ -280,13 +280,13 @@ impl Prober {
         }
     }
 
-    /// Notifies of changes of twins there, also during a probe.
+    /// Forwards changes of twins in the cluster, also during a probe.
     async fn forward_twin_changes(&self) {
         let mut links = self.link.subscribe();
         loop {
             let link = links.borrow_and_update().clone();
             let twins = link.connected().map(|connected| connected.cluster.twin_changes());
-            // They may have changed before this subscription.
+            // Twins may have changed before this subscription.
             self.twin_changes.notify();
             let pass_on = async {
                 if let Some(mut twins) = twins {

@@ -82,7 +82,6 @@ pub(super) struct Liqo {
     logged: Mutex<BTreeMap<String, String>>,
 }
 
-/// A `VirtualNode`.
 #[derive(PartialEq)]
 struct VirtualNode {
     namespace: String,
@@ -100,7 +99,6 @@ impl Slim for VirtualNode {
     }
 }
 
-/// A `NamespaceMap`.
 #[derive(PartialEq)]
 struct NamespaceMap {
     namespace: String,

@@ -95,7 +95,7 @@ async fn round_with(api: &FakeApi, registry: &Registry, settings: &Settings) -> 
     capacities.round().await
 }
 
-/// A remote cluster without nodes that names this class for all others.
+/// A remote cluster without nodes, with this class as the default of its class mapping.
 async fn milan(there: &FakeApi, rights: Rights, default: Option<&str>) -> Registry {
     let declared = Declared {
         nodes: NodeRule::Labels(topology::LabelSelector(Vec::new())),

@@ -21,8 +21,8 @@ pub(super) struct RemainingObjects {
     pub(super) snapshots: Option<Vec<String>>,
     /// The claims of the volumes, if a message has to name them.
     pub(super) claims: Vec<String>,
-    /// Without volumes and snapshots: claims of twins that are not handed over (yet), or why they are not
-    /// known.
+    /// The claims whose twins were not handed over (yet), or why they cannot be read; only read if
+    /// there are no volumes and snapshots.
     pub(super) unfinished: Result<Vec<String>, String>,
     /// Whether another object declares the cluster too.
     pub(super) disputed: bool,

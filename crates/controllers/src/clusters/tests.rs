@@ -74,7 +74,7 @@ fn settings() -> Settings {
 
 async fn round(api: &FakeApi, registry: &Registry) {
     let (settings, metrics) = (settings(), Metrics::default());
-    // The write of the first round triggers another one.
+    // The write of the first round triggers another round.
     for _ in 0..2 {
         let home = api.cluster().await;
         let watched = Watched::start(&home);
@@ -396,7 +396,7 @@ async fn a_discovered_cluster_has_an_object_while_it_is_declared() {
     assert_eq!(condition(&api, 0), ("False".into(), "no route".into()));
     assert!(!is_held(&api), "its fabric declares it, whatever becomes of this");
 
-    // It was created for another fabric by mistake.
+    // The object was created for another fabric by mistake.
     api.change(OBJECT, |object| {
         object["spec"]["discoveredFrom"]["fabric"] = "Kosmos".into();
     });

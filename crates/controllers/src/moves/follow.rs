@@ -58,8 +58,8 @@ const SOON_STEPS: usize = 20;
 const LEAST_PAUSE: Duration = Duration::from_secs(1);
 /// The shortest time between two writes that only report progress.
 const REPORT: Duration = Duration::from_secs(5);
-/// How often a recovered move looks whether its lost target has returned. Changes during a quarter of this time
-/// do not wake it.
+/// How often a recovered move checks whether its lost target exists again. Changes within a quarter
+/// of this time trigger no check.
 const LOST_TARGET_PAUSE: Duration = Duration::from_mins(1);
 /// The pause after an error that only a user can fix.
 const ERROR_PAUSE: Duration = Duration::from_mins(1);
@@ -286,7 +286,7 @@ impl<'a, H: MoveHelpers> MoveLoop<'a, H> {
             StatusChange::Recover(gate) => StageEntry::Recover(gate, current_records(seen)?),
             StatusChange::Commit(gate) => match self.may_commit(seen).await {
                 Ok((records, left)) if left.is_empty() => StageEntry::Commit(gate, records),
-                // Their consent is asked for without a gate.
+                // The move waits for the user's consent without a gate.
                 Ok((_, left)) => StageEntry::Stage(Stage::Rollback {
                     gate: Some(gate),
                     to: RollbackTo::Copying,

@@ -245,7 +245,7 @@ impl NextStatus {
             let (Some(claim), Ok(text)) = (claim, text) else {
                 return Err(UnreadableMove::Plan {
                     claim: name.clone(),
-                    why: "it is not in there",
+                    why: "the claim is not in the status",
                 });
             };
             claim.record = Some(text);
@@ -561,7 +561,7 @@ mod tests {
                 ("True", "CutoverOverruns")
             );
             assert!(stalled.message.contains(field), "{}", stalled.message);
-            // A request from before does not count any more either; a change of the spec does.
+            // A cut-over that is requested without a change of the spec does not begin either.
             of.spec.cutover.requested = true;
             assert!(!cuts_over(&of));
             of.metadata.generation = Some(2);

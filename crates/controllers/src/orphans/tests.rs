@@ -173,7 +173,8 @@ async fn twins_of_a_move_are_neither_deleted_nor_reported() {
     }
 }
 
-/// Nothing else releases it, and in a remote cluster it costs money and has the name of the claim.
+/// Nothing else releases the retained source. In a remote cluster it costs money and has the name
+/// of the claim.
 #[tokio::test]
 async fn twins_of_a_deleted_move_are_reported_and_may_be_deleted() {
     for handed_over in [true, false] {

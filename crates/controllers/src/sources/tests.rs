@@ -328,7 +328,7 @@ async fn a_claim_that_changes_meanwhile_is_reconciled_again() {
     looks(&api, 1).await;
     assert_eq!(selected(&api), "n2");
 
-    // This time the scheduler has selected a node.
+    // This time the scheduler selects a node.
     claim(&api, &json!({}));
     now("annotations", json!({SELECTED_NODE: "n1"}));
     looks(&api, 1).await;

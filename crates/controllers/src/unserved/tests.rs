@@ -239,7 +239,8 @@ async fn a_class_is_served_by_annotation_only_where_what_it_may_name_exists() {
     assert!(unserved(&home, &remote, &settings)[0].all, "gold is not there");
 }
 
-/// The class of its annotation may have no capacity there, and then no pod is sent there either.
+/// A claim may name, by annotation, a class without capacity there, and then no pod is sent there
+/// either.
 #[tokio::test]
 async fn a_claim_with_a_missing_class_gets_an_event() {
     let (api, there) = (home(&["milan"]).await, FakeApi::start().await);

@@ -31,11 +31,11 @@ use crate::{
     rights,
 };
 
-/// After a write.
+/// The pause after a write.
 const SOON: Duration = Duration::from_secs(1);
-/// While something in the remote cluster is not finished: it is not watched.
+/// The interval of reads while a namespace is being created or deleted there: it is not watched.
 const POLL: Duration = Duration::from_secs(5);
-/// Between two checks of the rights in an existing namespace.
+/// The interval of the checks of the rights in an existing namespace.
 const CHECK_RIGHTS: Duration = Duration::from_mins(5);
 /// The key of the cluster itself. No namespace has it.
 const ITSELF: &str = "";
@@ -47,7 +47,7 @@ pub(super) struct InCluster<'a> {
     known: Mutex<HashMap<String, Known>>,
 }
 
-/// What is remembered of a remote namespace.
+/// The memory about a remote namespace.
 #[derive(Default)]
 struct Known {
     /// When the rights were last confirmed.
@@ -212,7 +212,7 @@ impl<'a> InCluster<'a> {
                 owner.create(&there, name, security).await?;
             }
             Step::Delete(uid) => owner.delete(&there, name, uid).await?,
-            // Where others run pods, there may be some of which nothing is known here.
+            // Where other tools run the pods, there may be pods that this fabric does not know.
             Step::DeleteCopies if cluster.fabric_node().is_none() => {}
             Step::DeleteCopies if self.known(&owner.namespace, |it| it.emptied) => {}
             Step::DeleteCopies => {

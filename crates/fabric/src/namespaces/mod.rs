@@ -68,7 +68,7 @@ struct Protection {
     name: String,
 }
 
-/// What the condition says of each kind.
+/// The text of the condition for each kind.
 const UNPROTECTED: [&str; 2] = [
     "NetworkPolicies are not copied, nor are policies of other kinds, which are not named here; they protect no pods in that \
      cluster until they are created there, too",

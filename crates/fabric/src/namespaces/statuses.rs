@@ -31,9 +31,9 @@ use crate::{
     scheduling,
 };
 
-/// Between two checks whether Liqo is installed.
+/// The interval of the checks whether Liqo is installed.
 const CHECK_LIQO: Duration = Duration::from_secs(20);
-/// After a failed check, a write or an eviction.
+/// The pause after a failed check, a write or an eviction.
 const SOON: Duration = Duration::from_secs(1);
 
 pub(super) struct Statuses<'a> {
@@ -43,10 +43,10 @@ pub(super) struct Statuses<'a> {
     kind_owner: Mutex<KindOwner>,
 }
 
-/// Who carries out `NamespaceOffloading`s, at the last check.
+/// Whether Liqo or this driver carries out `NamespaceOffloading`s, at the last check.
 #[derive(Clone)]
 struct KindOwner {
-    /// What shows that Liqo is installed, if it is.
+    /// The object that shows that Liqo is installed, if any.
     liqo: Option<String>,
     is_defined: bool,
     /// When this is checked next.

@@ -33,7 +33,7 @@ use crate::{
 };
 
 const RECOUNT: Duration = Duration::from_mins(1);
-/// For one count: meanwhile the lease of the node is not renewed.
+/// The timeout of one count: the lease of the node is not renewed meanwhile.
 const LONGEST: Duration = Duration::from_secs(15);
 
 /// Pods on nodes that have not terminated.
@@ -42,7 +42,7 @@ const PLACED: &str = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Fail
 /// Labels that the virtual node gets if all nodes there have the same value.
 pub(super) const UNIFORM: [&str; 2] = ["kubernetes.io/os", "kubernetes.io/arch"];
 
-/// A feature of the kubelet's API, which the fabric serves itself.
+/// A feature of the kubelet's API, which the fabric implements itself.
 const OF_KUBELET_API: &str = "ExtendWebSocketsToKubelet";
 /// Features of a node, and bytes of each.
 const MOST_FEATURES: usize = 64;
@@ -239,7 +239,7 @@ async fn labels(place: &Place, source: &LabelSource) -> Result<BTreeMap<String, 
 /// A node there that takes pods of the fabric.
 struct Open {
     name: String,
-    /// Those of [`UNIFORM`].
+    /// The labels with the keys of [`UNIFORM`].
     labels: BTreeMap<String, String>,
     amounts: Amounts,
     features: BTreeSet<String>,

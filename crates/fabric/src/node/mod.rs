@@ -56,7 +56,7 @@ use crate::{
 pub(super) const FINALIZER: &str = "fabric.storage.liqo.io/virtual-node";
 /// The namespace of the leases of nodes.
 const LEASES: &str = "kube-node-lease";
-/// As of kubelets.
+/// The value of kubelets.
 const LEASE_SECONDS: i32 = 40;
 /// The status is written at this interval even if nothing has changed.
 const HEARTBEAT: Duration = Duration::from_mins(1);
@@ -64,7 +64,7 @@ const HEARTBEAT: Duration = Duration::from_mins(1);
 /// updated meanwhile.
 const DROPPED_AGAIN: Duration = Duration::from_mins(1);
 
-/// Where the API server reaches the node's kubelet API.
+/// The address of the node's kubelet API for the API server.
 #[derive(Clone, Copy, Debug)]
 struct Endpoint {
     address: IpAddr,
@@ -171,7 +171,7 @@ impl<'a> NodeKeeper<'a> {
             cluster_labels: capacity.labels(),
             ..marks.of_others(&node)
         };
-        // A failed status must not keep the rest from being written.
+        // If the status cannot be written, the rest is written all the same.
         let written = self.write_status(&node, &status).await;
         self.remember(&kept, &now).await?;
         self.write_marks(&node, &marks).await?;
@@ -229,8 +229,8 @@ impl<'a> NodeKeeper<'a> {
         Marks::of(&self.name, self.cluster.as_str(), fabric, counted)
     }
 
-    /// Records in the `RemoteCluster` what others have set on the node and the labels of the cluster, so that they
-    /// survive the deletion of the node.
+    /// Records in the `RemoteCluster` what other clients have set on the node, and the labels of
+    /// the cluster, so that they survive the deletion of the node.
     async fn remember(&self, kept: &VirtualNodeStatus, now: &VirtualNodeStatus) -> Result<(), ApiError> {
         if kept == now || self.was_dropped(kept, now) {
             return Ok(());

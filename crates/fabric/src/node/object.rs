@@ -50,7 +50,7 @@ pub(super) struct Marks {
 struct Ours {
     #[serde(default)]
     labels: BTreeSet<String>,
-    /// `key:effect` of each.
+    /// Each as `key:effect`.
     #[serde(default)]
     taints: BTreeSet<String>,
 }

@@ -142,12 +142,12 @@ async fn each_node_has_a_port_of_its_own_and_keeps_it() {
     assert_eq!(world.port("rome"), before);
 }
 
-/// By this label a policy knows the leases that the fabric may write.
+/// A policy allows the fabric to write only leases with this label.
 #[tokio::test]
 async fn leases_say_whose_they_are() {
     let world = World::new().await;
     let path = |name: &str| format!("/apis/coordination.k8s.io/v1/namespaces/{LEASES}/leases/{name}");
-    // That of an older version.
+    // A lease that an older version wrote.
     world
         .home
         .put(&path("rome"), json!({"spec": {"holderIdentity": "rome"}}));

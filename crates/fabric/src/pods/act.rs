@@ -96,7 +96,7 @@ impl Writer<'_> {
                 {
                     let (cluster, own) = (&self.pods.cluster, home.namespace().unwrap_or_default());
                     let way_out = format!(
-                        ". The data of its claim {claim} are in the cluster {cluster}: to run it here, move them with liqo-csi \
+                        ". The data of its claim {claim} is in the cluster {cluster}: to run it here, move it with liqo-csi \
                          move volume {claim} -n {own} --target-node NODE --evict"
                     );
                     waiting.message.push_str(&way_out);

@@ -31,7 +31,7 @@ impl Admitted {
         let requests = now.and_then(|it| it.requests.as_deref());
         match requests {
             Some(requests) => self.add(key, requests.iter().cloned().collect()),
-            // In the view, a pod that was admitted a moment ago is not claimed yet.
+            // The view may still show a pod as not claimed that was admitted a moment ago.
             None if now.is_some_and(|it| !it.state.claimed && !it.state.ended) => {}
             None => self.remove(key),
         }

@@ -95,9 +95,10 @@ impl Writer<'_> {
         self.pods.sent.record(key.clone(), text.clone());
         match outcome {
             Ok(Some(written)) => {
-                // It cannot be taken back: what runs can be neither replaced nor, if ephemeral, removed.
+                // It cannot be reverted: a running container can be neither replaced nor, if
+                // ephemeral, removed.
                 if let Some(field) = not_kept(&patch, &written.json()) {
-                    let why = format!("it does not keep {field}");
+                    let why = format!("it does not keep {field} as it was sent");
                     self.report_refused_change(home, change, &why).await;
                 }
                 tracing::debug!(
@@ -110,7 +111,7 @@ impl Writer<'_> {
             }
             Ok(None) if self.is_gone(pods, remote).await => return Outcome::Outdated,
             Ok(None) => {
-                self.report_refused_change(home, change, "it does not serve that")
+                self.report_refused_change(home, change, "it does not serve the subresource for that")
                     .await;
             }
             Err(error) if error.is_refusal() => {
@@ -132,7 +133,7 @@ impl Writer<'_> {
 
     async fn report_refused_change(&self, home: &RawPod, change: Change, why: &str) {
         let note = format!(
-            "the {} here do not change those of its pod in the cluster {}: {}",
+            "the {} of this pod are not applied to its pod in the cluster {}: {}",
             change.describe(),
             self.pods.cluster,
             short(why)

@@ -1,4 +1,4 @@
-//! The claims of a pod in its cluster, and what it uses that the cluster cannot have.
+//! The claims of a pod in its cluster, and what the pod uses that the cluster does not provide.
 
 use k8s_openapi::api::{
     core::v1::{PersistentVolume, PersistentVolumeClaim},
@@ -18,10 +18,10 @@ use crate::{
     volume::{ClaimName, DRIVER_NAME, Owner, VolumeId, mark, twin_in},
 };
 
-/// What the cluster has for a claim of a home pod.
+/// The remote claim for a claim of a home pod.
 pub(super) enum ClaimThere {
     Named(String),
-    /// No claim that the pod can use, and why.
+    /// No usable claim, with the reason.
     Missing(String),
 }
 
@@ -65,14 +65,14 @@ impl Pods<'_> {
         if let Some((id, twin)) = self.volume_of(here.as_ref()).await? {
             if id.cluster != *cluster {
                 return missing(format!(
-                    "the data of the claim {own}/{name} are in the cluster {}, not in {cluster}: let the pod run there, or move \
+                    "the data of the claim {own}/{name} is in the cluster {}, not in {cluster}: let the pod run there, or move \
                      the volume with liqo-csi move volume {own}/{name}",
                     id.cluster
                 ));
             }
             if twin.namespace != namespace {
                 return missing(format!(
-                    "the data of the claim {own}/{name} are in the namespace {} of the cluster {cluster}, and this pod runs in \
+                    "the data of the claim {own}/{name} is in the namespace {} of the cluster {cluster}, and this pod runs in \
                      {namespace} there: offload its namespace under that name, or move the volume with liqo-csi move volume {own}/{name}",
                     twin.namespace
                 ));
@@ -96,7 +96,7 @@ impl Pods<'_> {
             return usable(&claim);
         }
         missing(format!(
-            "the claim {namespace}/{name} of the cluster {cluster} is not the twin of {own}/{name}: the data of this pod are \
+            "the claim {namespace}/{name} of the cluster {cluster} is not the twin of {own}/{name}: the data of this pod is \
              not there"
         ))
     }
@@ -117,7 +117,8 @@ impl Pods<'_> {
         let Some(spec) = found.and_then(|volume| volume.spec) else {
             return Ok(None);
         };
-        // Kubernetes binds both ways: a PV that names another claim is that claim's.
+        // A claim and its PV must name each other: a PV that names another claim is bound to that
+        // one.
         let is_its = spec.claim_ref.is_some_and(|of| of.uid == claim.metadata.uid);
         let source = spec.csi.filter(|csi| is_its && csi.driver == DRIVER_NAME);
         Ok(source.and_then(|csi| {
@@ -179,7 +180,7 @@ impl Pods<'_> {
         Ok(found.is_some_and(|class| is_declared(class.annotations())))
     }
 
-    /// Why the pod waits for what it uses beside claims, if its cluster does not have that.
+    /// Why the pod waits for something other than claims that its cluster does not provide.
     pub(super) async fn unavailable_there(
         &self,
         home: &RawPod,

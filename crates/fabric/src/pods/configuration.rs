@@ -1,5 +1,6 @@
-//! The `ConfigMap`s and Secrets of a pod. Its remote pod is created when their copies are as new as the pod. Here, a pod
-//! never starts with an older `ConfigMap` than there was when it was created, nor without one that is optional and exists.
+//! The `ConfigMap`s and Secrets of a pod. Its remote pod is created when their copies are as new as
+//! the pod: within one cluster, a pod never starts with an older `ConfigMap` than the one that
+//! existed when the pod was created, nor without an optional one that existed.
 
 use std::{sync::Arc, time::Duration};
 
@@ -21,7 +22,7 @@ use crate::{
 /// The longest wait for a copy: some copies are never written.
 pub(super) const LONGEST: Duration = Duration::from_secs(30);
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
-/// The reason of a pod, and of an object at home, of which the cluster refuses a copy.
+/// The reason for a pod, and for an object at home, if the cluster refuses the copy of an object.
 pub(super) const REFLECTION_REFUSED: &str = "ReflectionRefused";
 
 impl Pods<'_> {
@@ -75,8 +76,9 @@ impl Pods<'_> {
         Ok(None)
     }
 
-    /// Read live: an object that is never copied, or that neither cluster has. Kubelets wait for it, too; here the pod does
-    /// so at home, as it may turn out to be one that is never copied.
+    /// Reads live an object that is missing in the remote cluster: it is never copied, or does not
+    /// exist at home either. A kubelet would wait for it, too. The pod waits at home, because the
+    /// object may turn out to be one that is never copied.
     async fn missing_there<K: Copied>(
         &self,
         own: &str,
@@ -130,7 +132,8 @@ impl Pods<'_> {
         })
     }
 
-    /// Emits events about what the pod has there in other versions than at home, or not at all.
+    /// Emits events about objects of which the pod has another version in the remote cluster than
+    /// at home, or none.
     pub(super) async fn report_configuration(&self, home: &RawPod, namespace: &str) {
         let Some(copies) = self.copies(home) else {
             return;

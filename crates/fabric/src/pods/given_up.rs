@@ -41,7 +41,7 @@ const POLICY: &str = "avoided-clusters.storage.liqo.io";
 const SCALES_UP: [&str; 2] = ["TriggeredScaleUp", "Nominated"];
 /// The longest time that autoscalers wait for a node that they add, by default.
 const LONGEST_SCALE_UP: SignedDuration = SignedDuration::from_mins(15);
-/// Reasons of pods that their cluster does not take, or cannot run. None of them has started.
+/// Reasons of pods that their cluster refuses or cannot run. None of them has started.
 pub(super) const REFUSALS: [&str; 6] = [
     "OffloadingBackOff",
     "OutOfCapacity",
@@ -50,7 +50,7 @@ pub(super) const REFUSALS: [&str; 6] = [
     "RemoteNameTaken",
     "RemoteRefused",
 ];
-/// Before the status of the `NamespaceOffloading` is written again.
+/// The pause before a pod is checked again if its `NamespaceOffloading` does not allow to give it up now.
 const AGAIN: Duration = Duration::from_mins(1);
 
 /// How many remote pods were given up. Cheap to clone; exported only if registered.
@@ -373,7 +373,8 @@ fn written(avoided: &Avoided) -> AvoidedCluster {
     }
 }
 
-/// What new pods of a namespace still avoid, and in what time the first of that ends.
+/// The clusters that new pods of a namespace still avoid, and the time until the first entry
+/// expires.
 pub(crate) fn avoided_now(offloading: &NamespaceOffloading) -> (Vec<AvoidedCluster>, Option<Duration>) {
     let now = Timestamp::now().as_second();
     let all = still_avoided(&avoided(offloading), now);

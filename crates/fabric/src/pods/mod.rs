@@ -62,15 +62,15 @@ use crate::{
 
 /// All pods are reconciled at this interval, whether or not they changed.
 const RESYNC: Duration = Duration::from_mins(1);
-/// For pods that wait for something that is not watched.
+/// The interval of checks of pods that wait for something that is not watched.
 const POLL: Duration = Duration::from_secs(2);
-/// After a write, if no watch shows its effect before.
+/// The pause after a write, unless a watch shows its effect before.
 const SOON: Duration = Duration::from_secs(1);
-/// The first list of the pods of a cluster that answers again should be complete by then.
+/// The time after which the pods of a cluster that answers again should be listed.
 const LONGEST_LIST: Duration = Duration::from_secs(30);
-/// Between two attempts to reach the cluster.
+/// The pause between two attempts to reach the cluster.
 const RETRY: Duration = Duration::from_secs(2);
-/// Between two reads of a remote pod that is not watched.
+/// The interval of reads of a remote pod that is not watched.
 const UNWATCHED: Duration = Duration::from_secs(30);
 /// Full remote pods read at the same time: what their cluster sends may be large.
 const READS: usize = 8;

@@ -31,7 +31,8 @@ use crate::{
     raw::RawPod,
 };
 
-/// What a younger pod needs may have been created just before it, and not be in the views yet.
+/// For pods younger than this, the objects that they need may have been created just before and not
+/// be in the views yet.
 const YOUNG: SignedDuration = SignedDuration::from_secs(30);
 
 /// A pod as it was read, and what its writes need.
@@ -175,7 +176,8 @@ impl Pods<'_> {
         mapped.map(str::to_owned).map_err(|why| why.to_string())
     }
 
-    /// Whether the namespace is offloaded to the cluster and only the view is behind: then a warning would be wrong.
+    /// Whether the namespace is offloaded to the cluster and only the view is outdated: then a
+    /// warning would be wrong.
     async fn is_offloaded_by_now(&self, namespace: &str) -> Result<bool, ApiError> {
         let objects = self.places.home.within::<NamespaceOffloading>(namespace);
         let found = objects.get_or_gone(NAME).await?;
@@ -346,7 +348,7 @@ impl Pods<'_> {
         Ok(node.is_some_and(|node| is_out_of_service(&node) && !is_ready(&node)))
     }
 
-    /// Why a pod cannot be created or started there yet, if so.
+    /// Why a pod cannot be created or started in its cluster yet, if so.
     pub(super) async fn obstacle(
         &self,
         observed: &mut Observed<'_>,
@@ -433,7 +435,7 @@ pub(super) fn plausible(pods: &Objects<RawPod>, found: RawPod) -> Result<RawPod,
 }
 
 impl Observed<'_> {
-    /// What the remote pod that was read is to the home pod.
+    /// How the remote pod that was read is related to the home pod.
     pub(super) fn classified(&self) -> RemotePod {
         let Some(remote) = &self.remote else {
             return RemotePod::Unseen;

@@ -27,7 +27,7 @@ pub(super) struct StatusRates(Mutex<Taken>);
 #[derive(Default)]
 struct Taken {
     paces: HashMap<String, Pace>,
-    /// When idle entries were last removed, which takes time for each entry.
+    /// When idle entries were last removed. That takes time for each entry, so it is done rarely.
     pruned: Option<time::Instant>,
 }
 

@@ -24,11 +24,11 @@ use crate::{
     seen::SeenPod,
 };
 
-/// While pods of a namespace start, a Service may lack endpoints for a moment.
+/// How long a Service may lack endpoints without a report, because its pods may be starting.
 pub(super) const LACKING_AFTER: Duration = Duration::from_secs(30);
-/// Before the next check if there is nothing to wait for.
+/// The pause before the next check if nothing changes.
 const IDLE: Duration = Duration::from_hours(1);
-/// Between two checks, so that changes are handled together.
+/// The shortest pause between two checks, so that changes are handled together.
 const PACE: Duration = Duration::from_secs(1);
 
 /// The Services of a namespace, and their changes.

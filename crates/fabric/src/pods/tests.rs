@@ -342,7 +342,7 @@ impl World {
     }
 }
 
-/// A Job may ignore disruptions. A deletion here is one only if it says so.
+/// A Job may ignore disruptions. A deletion at home is one only if the pod has the condition.
 #[tokio::test]
 async fn a_pod_that_others_delete_there_says_so() {
     for by_others in [true, false] {
@@ -350,7 +350,7 @@ async fn a_pod_that_others_delete_there_says_so() {
         world.run_until(World::is_running).await;
         let last = Arc::new(Mutex::new(Value::Null));
         let seen = Arc::clone(&last);
-        // The finalizer goes.
+        // The finalizer is removed.
         world.home.before("PATCH", POD, move |store| {
             *seen.lock().unwrap() = store.get(POD).unwrap_or_default();
         });
@@ -370,7 +370,7 @@ async fn a_pod_that_others_delete_there_says_so() {
     }
 }
 
-/// A node there is lost, or something there holds the pod.
+/// The remote node is lost, or a finalizer there keeps the pod.
 #[tokio::test]
 async fn a_pod_whose_remote_pod_does_not_end_says_why() {
     for (finalizers, why) in [
@@ -429,7 +429,8 @@ async fn a_namespace_without_its_service_account_yet_causes_no_warning() {
         .await;
 }
 
-/// A drain there deletes pods that have terminated, too, and a Job counts one that is deleted here as failed.
+/// A drain in the remote cluster deletes terminated pods, too. A Job counts a pod that is deleted
+/// at home as failed.
 #[tokio::test]
 async fn a_remote_pod_deleted_after_it_ended_keeps_its_result() {
     let world = World::with_pod(true).await;
@@ -457,7 +458,8 @@ async fn a_remote_pod_deleted_after_it_ended_keeps_its_result() {
     assert_eq!(world.home_pod()["status"]["phase"], "Succeeded");
 }
 
-/// Its node was unreachable for so long that it was evicted here, and it had ended meanwhile.
+/// The remote node was unreachable for so long that the pod was evicted at home; meanwhile the
+/// remote pod has terminated.
 #[tokio::test]
 async fn a_home_pod_deleted_after_its_remote_pod_ended_gets_its_result() {
     for refuses_details in [false, true] {
@@ -474,7 +476,7 @@ async fn a_home_pod_deleted_after_its_remote_pod_ended_gets_its_result() {
         }
         let last = Arc::new(Mutex::new(Value::Null));
         let seen = Arc::clone(&last);
-        // The finalizer goes.
+        // The finalizer is removed.
         world.home.before("PATCH", POD, move |store| {
             *seen.lock().unwrap() = store.get(POD).unwrap_or_default();
         });
@@ -483,7 +485,7 @@ async fn a_home_pod_deleted_after_its_remote_pod_ended_gets_its_result() {
     }
 }
 
-/// The phase comes just before the deletion, and is usually not read any more.
+/// The remote phase is written just before the deletion, so it is usually not read.
 #[tokio::test]
 async fn a_pod_that_is_gone_has_ended_as_its_containers_were_seen_to() {
     let world = World::with_pod(true).await;
@@ -499,7 +501,7 @@ async fn a_pod_that_is_gone_has_ended_as_its_containers_were_seen_to() {
     world.delete();
     let last = Arc::new(Mutex::new(Value::Null));
     let seen = Arc::clone(&last);
-    // The finalizer goes.
+    // The finalizer is removed.
     world.home.before("PATCH", POD, move |store| {
         *seen.lock().unwrap() = store.get(POD).unwrap_or_default();
     });

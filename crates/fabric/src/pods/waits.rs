@@ -33,9 +33,9 @@ const SETTLED: Duration = Duration::from_mins(10);
 /// Digests of all that is known about a pod without a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Fingerprints {
-    /// Of everything but the status at home: a write of the status must not end the pause.
+    /// The digest of everything but the status at home, whose writes must not end the pause.
     pub(super) waiting: u64,
-    /// Of everything.
+    /// The digest of everything.
     pub(super) full: u64,
 }
 
@@ -106,8 +106,8 @@ impl Waits {
 }
 
 impl Pods<'_> {
-    /// Of the home pod, its remote namespace and pod, which cluster answers or why none does, and the settings for
-    /// remote pods.
+    /// The fingerprints of the home pod, its remote namespace and pod, the cluster that answers or why none
+    /// does, and the settings for remote pods.
     pub(super) fn fingerprints(
         &self,
         home: &SeenPod,

@@ -21,7 +21,7 @@ pub(super) const ROLE: &str = "liqo-csi-fabric-reflected";
 /// The service account of the fabric.
 const ACCOUNT: &str = "liqo-csi-fabric";
 const RBAC: &str = "rbac.authorization.k8s.io";
-/// Between two lists, which show bindings that others have deleted.
+/// The interval of the lists that show bindings which others have deleted.
 const RELIST: Duration = Duration::from_mins(2);
 
 pub(super) struct Bindings<'a> {

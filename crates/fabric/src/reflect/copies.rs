@@ -38,11 +38,11 @@ use crate::{
 
 /// How long a check that the remote namespace is ours permits writes.
 const CHECK: Duration = Duration::from_secs(30);
-/// After a conflict.
+/// The pause after a conflict.
 const SOON: Duration = Duration::from_secs(1);
-/// While an object of others has the name of a copy.
+/// The interval of retries while an object of another owner has the name of a copy.
 const WHILE_TAKEN: Duration = Duration::from_secs(30);
-/// Between two events with the same content.
+/// The shortest time between two events with the same content.
 const REPORT_AGAIN: Duration = Duration::from_mins(30);
 
 /// The two namespaces, and what copying between them needs.
@@ -85,7 +85,7 @@ struct Memory {
     /// When copies are reconciled again even if nothing changes.
     again: BTreeMap<String, Instant>,
     backoff: Backoff<Fingerprint>,
-    /// Copies whose names objects of others have, and when that was reported.
+    /// Copies whose names belong to objects of other owners, and when that was reported.
     taken: HashMap<String, Instant>,
     /// Copies that the cluster refuses, and why; or that it changes when they are written.
     not_kept: HashMap<String, Option<String>>,
@@ -176,7 +176,8 @@ impl Copies {
         self.is_read(kind) && self.original(kind, &copy).is_some()
     }
 
-    /// The number of objects of this kind that are copied, if there are more.
+    /// The maximum number of objects of this kind, if there are more and therefore some are not
+    /// copied.
     pub(crate) fn limit(&self, kind: Kind) -> Option<usize> {
         self.ends
             .source
@@ -184,7 +185,7 @@ impl Copies {
             .then_some(self.ends.source.most)
     }
 
-    /// Why the current version of an object that is copied is not there.
+    /// Why the copy of an object is missing or outdated.
     pub(crate) fn no_copy(&self, kind: Kind, name: &str) -> Option<NoCopy> {
         let copy = name_of_copy(kind, name, &self.ends.marks.home);
         let (key, memory) = (key(kind, &copy), self.memory());
@@ -491,7 +492,8 @@ impl Copies {
         self.ends.events.warn_object(about, "TooManyObjects", &note).await;
     }
 
-    /// Emits events on a Service about what it does not lead to there, and did not before.
+    /// Emits events about how a copied Service differs from the one at home, unless they were
+    /// emitted before.
     async fn report_caveats<K: Copied>(&self, wanted: &Wanted, before: &Value) {
         if K::KIND != Kind::Service {
             return;
@@ -539,7 +541,7 @@ impl Copies {
         }
     }
 
-    /// Remembers a write and its result.
+    /// Remembers the result of a write.
     fn record_write<K: Copied>(&self, wanted: &Wanted, result: Option<K>, what: &str) {
         let Original {
             copy, fingerprint, ..

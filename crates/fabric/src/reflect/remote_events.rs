@@ -34,7 +34,7 @@ const LONGEST_REASON: usize = 128;
 const MOST_WAITING: usize = 1000;
 /// Events remembered as mirrored. Others are mirrored again, which changes nothing at home.
 const MOST_REMEMBERED: usize = 20_000;
-/// After a failed request.
+/// The pause after a failed request.
 const PAUSE: Duration = Duration::from_secs(5);
 
 pub(super) struct EventMirror {

@@ -1,5 +1,5 @@
-//! What of `EndpointSlice`s is copied to one remote namespace, and the end of the copies where
-//! there are no routes any more.
+//! The copies of `EndpointSlice`s in one remote namespace, and their deletion when there are no
+//! routes any more.
 
 use std::sync::Arc;
 

@@ -34,7 +34,7 @@ use crate::{
     pace::Pace,
 };
 
-/// Events are emitted five a second in a namespace, after a burst.
+/// The interval of events in a namespace, after a burst.
 const EACH_EVENT: Duration = Duration::from_millis(200);
 const EVENTS_AT_ONCE: u32 = 10;
 
@@ -294,7 +294,7 @@ impl Source {
     }
 }
 
-/// The copies of these in a remote namespace.
+/// Views of the copies of these objects in a remote namespace.
 pub(super) fn copies(
     there: &Cluster,
     namespace: &str,

@@ -142,7 +142,7 @@ impl World {
         assert!(came, "it never came true: {requests:#?}");
     }
 
-    /// Lets the loops run until everything that was changed before is seen to.
+    /// Runs the loops until all earlier changes are handled.
     async fn settle(&self, name: &str) {
         self.home
             .put(&here("configmaps", name), json!({"data": {"a": "b"}}));
@@ -150,8 +150,8 @@ impl World {
         self.run_until(|world| world.there.object(&last).is_some()).await;
     }
 
-    /// Lets the loops run until they die before the write after so many, or this is so; whether
-    /// they died.
+    /// Runs the loops until they die before the write after this many, or the condition is true.
+    /// Returns whether they died.
     async fn crash_after(&self, writes: usize, done: impl Fn(&Self) -> bool) -> bool {
         let life = Life::of_writes(writes);
         for api in [&self.home, &self.there] {
@@ -255,7 +255,7 @@ async fn changes_are_copied_and_drift_is_corrected() {
         it["metadata"]["labels"] = json!({"app": "web"});
     });
     world.run_until(|world| world.color() == "blue").await;
-    // Others add what is theirs, and change what is not.
+    // Other clients add their own fields, and change the driver's.
     world.there.change(&copy, |it| {
         it["data"] = json!({"color": "green", "size": "large"});
         it["metadata"]["labels"]["theirs"] = "x".into();
@@ -313,7 +313,8 @@ fn reported(world: &World) -> Vec<String> {
     all
 }
 
-/// Liqo 2909: a name that leads to nothing there, without a word.
+/// Liqo 2909: without an event, users would not see that the name leads to nothing in the remote
+/// cluster.
 #[tokio::test]
 async fn a_service_that_is_marked_says_that_it_is_not_copied() {
     let world = World::new().await;
@@ -391,7 +392,7 @@ async fn a_service_that_leads_elsewhere_there_is_copied_and_says_so() {
     assert!(again.iter().all(|it| it["series"].is_null()), "{again:?}");
 }
 
-/// The view shows that the original is gone, but a live read finds it.
+/// The view shows that the original is deleted, but a live read finds it.
 #[tokio::test]
 async fn no_copy_is_deleted_while_a_live_read_finds_the_original() {
     let world = World::copied().await;
@@ -414,7 +415,7 @@ async fn a_copy_is_deleted_only_in_the_version_that_was_read() {
     let world = World::copied().await;
     let copy = there("configmaps", "settings");
     world.home.remove(&here("configmaps", "settings"));
-    // Somebody takes it over in between.
+    // Another client takes over the object between the read and the write.
     let path = copy.clone();
     world.there.before("DELETE", &copy, move |store| {
         let mut object = store.get(&path).unwrap();
@@ -915,7 +916,7 @@ async fn remote_events_are_mirrored_to_their_pod_or_claim() {
     world
         .there
         .put(&there("pods", "theirs"), pod_there("there-2", None));
-    // One for a pod that is no more.
+    // The remote pod of a home pod that was deleted.
     world
         .there
         .put(&there("pods", "old"), pod_there("there-3", Some("old-1")));

@@ -17,7 +17,7 @@ const NAME: &str = "extension-apiserver-authentication";
 const KEY: &str = "client-ca-file";
 
 const INTERVAL: Duration = Duration::from_secs(30);
-/// After a failed read.
+/// The pause after a failed read.
 const RETRY: Duration = Duration::from_secs(3);
 
 /// The CAs of client certificates; empty until they are read.

@@ -35,12 +35,12 @@ use crate::{
 pub const SIGNER: &str = "kubernetes.io/kubelet-serving";
 /// The organization that the signer demands.
 const NODES: &str = "system:nodes";
-/// Between the first two reads of a pending request. Doubles each time.
+/// The first pause between two reads of a pending request; it doubles each time.
 const FIRST_POLL: Duration = Duration::from_millis(200);
 const LONGEST_POLL: Duration = Duration::from_secs(10);
-/// An automatic approver has approved by then.
+/// A warning is logged after this time: an automatic approver takes less.
 const WARN_AFTER: Duration = Duration::from_secs(30);
-/// After a request that failed.
+/// The pause after a failed request.
 const RETRY: Duration = Duration::from_mins(5);
 /// The shortest time until a renewal.
 const LEAST: Duration = Duration::from_mins(1);

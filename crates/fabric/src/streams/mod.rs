@@ -68,20 +68,20 @@ use crate::{
     ports::node_at,
 };
 
-/// Streams at a time. Each takes some dozen KiB.
+/// The maximum number of open streams. Each takes some dozen KiB.
 const MOST_STREAMS: usize = 512;
-/// For the TLS handshake.
+/// The timeout of the TLS handshake.
 const HANDSHAKE: Duration = Duration::from_secs(5);
-/// For the headers of the first and each further request, of callers with and without a certificate.
+/// The timeouts of the headers of each request, of callers with and without a certificate.
 const HEADERS: Duration = Duration::from_secs(30);
 const HEADERS_UNAUTHENTICATED: Duration = Duration::from_secs(5);
-/// For the first byte of an answer of a remote cluster, which has to reach the node of the pod.
+/// The timeout of the answer of a remote cluster, which has to reach the node of the pod.
 const ANSWER: Duration = Duration::from_secs(30);
 /// How long one side of a stream may send nothing after the other has closed.
 const LINGER: Duration = Duration::from_mins(2);
-/// For streams to end by themselves when this process stops.
+/// How long streams may continue when this process stops.
 const SHUTDOWN: Duration = Duration::from_secs(5);
-/// After a failed `accept`.
+/// The pause after a failed `accept`.
 const RETRY: Duration = Duration::from_millis(200);
 
 type Answer = Response<UnsyncBoxBody<Bytes, BoxError>>;

@@ -51,12 +51,12 @@ const ANSWER_HEADERS: [HeaderName; 5] = [
 const TOKEN_PROTOCOL: &str = "base64url.bearer.authorization.k8s.io.";
 /// Bytes that are read of an error.
 const LONGEST_REFUSAL: usize = 64 << 10;
-/// For both connections to be upgraded.
+/// The timeout of the upgrade of both connections.
 const UPGRADE_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Clone)]
 pub(super) struct Relay {
-    /// For an API server to answer.
+    /// The timeout of the answer of an API server.
     pub(super) answer: Duration,
     /// How long one side of a stream may send nothing after the other has closed.
     pub(super) linger: Duration,

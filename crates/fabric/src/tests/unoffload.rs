@@ -133,7 +133,7 @@ async fn remote_claims_without_a_twin_are_deleted_only_on_request() {
             world
                 .ready()
                 .1
-                .contains("claims: data (its claim at home is not deleted).")
+                .contains("claims: data (its claim at home still exists).")
         })
         .await;
     world.home.remove(at_home);

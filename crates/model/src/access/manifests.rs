@@ -66,7 +66,6 @@ impl fmt::Display for NamespaceName {
 pub struct Identity {
     /// Its namespace in the remote cluster.
     pub namespace: NamespaceName,
-    /// The home cluster.
     pub home: ClusterId,
     /// The namespaces of twins, at the levels where they are listed.
     pub listed: BTreeSet<NamespaceName>,

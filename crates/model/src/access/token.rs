@@ -63,7 +63,6 @@ impl TokenFacts {
     }
 }
 
-/// A token with this payload.
 #[cfg(any(test, feature = "testkit"))]
 #[must_use]
 pub fn token_saying(payload: &Value) -> String {

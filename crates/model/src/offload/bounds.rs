@@ -5,18 +5,18 @@ use serde_json::{Map, Value};
 
 use crate::topology::is_label;
 
-/// For messages. The kubelet's limit.
+/// The maximum length of messages: that of kubelet.
 pub const LONGEST_MESSAGE: usize = 4096;
-/// For other texts, such as the id of an image.
+/// The maximum length of other texts, such as the id of an image.
 const LONGEST_TEXT: usize = 1024;
 const LONGEST_REASON: usize = 128;
 const LONGEST_KEY: usize = 253;
 const LONGEST_UID: usize = 64;
-/// For lists, and for the fields of an object.
+/// The maximum number of entries in a list, and of fields in an object.
 const MOST_ENTRIES: usize = 256;
-/// Nesting depth.
+/// The maximum nesting depth.
 const DEEPEST: usize = 8;
-/// Total size of a remote pod's status, as JSON.
+/// The maximum size of a remote pod's status, as JSON.
 pub(super) const MOST: usize = 64 << 10;
 /// Limits that are tried in turn until the total fits.
 const LENGTHS: [usize; 4] = [LONGEST_MESSAGE, LONGEST_TEXT, 256, 64];

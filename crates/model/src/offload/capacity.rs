@@ -10,13 +10,13 @@ pub type Amounts = BTreeMap<String, String>;
 
 const NANO: i128 = 1_000_000_000;
 const MILLI: i128 = 1_000_000;
-/// Resources per node.
+/// The maximum number of resources per node.
 const MOST_RESOURCES: usize = 64;
-/// Pods of a node where none are declared: the kubelet's default.
+/// The number of pods of a node without a declared number: the kubelet's default.
 const PODS: &str = "110";
-/// More is offered only of what has been free for this long.
+/// The offered amount is raised only if more has been free for this long.
 const RISES_AFTER: Duration = Duration::from_mins(2);
-/// Smaller changes than this part of what is offered are not published.
+/// Changes smaller than this fraction of the offered amount are not published.
 const LEAST_CHANGE: i128 = 20;
 const UNITS: [(&str, i128); 16] = [
     ("n", 1),
@@ -67,31 +67,32 @@ pub fn share_of_free<'a>(
         .collect()
 }
 
-/// What a virtual node offers of what is free in its cluster. That changes with every pod there, and every
-/// change of the node is sent to all kubelets and controllers at home: less is offered at once, more only after
-/// a while, and small changes are left out.
+/// The resources that a virtual node offers, computed from the free capacity of its cluster. The
+/// free capacity changes with every pod there, and every change of the node is sent to all kubelets
+/// and controllers at home. So less is offered at once, more only after a while, and small changes
+/// are ignored.
 #[derive(Debug, Default)]
 pub struct Offer {
     offered: Option<Amounts>,
-    /// The resources of which more is free than offered.
+    /// The resources with more free capacity than offered.
     rising: BTreeMap<String, Rise>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Rise {
     since: Duration,
-    /// The least that was free in that time.
+    /// The minimum that was free in that time.
     least: i128,
 }
 
 impl Offer {
-    /// What is offered; `None` before the first measurement.
+    /// The offered amounts; `None` before the first measurement.
     #[must_use]
     pub const fn amounts(&self) -> Option<&Amounts> {
         self.offered.as_ref()
     }
 
-    /// So much is free at this time, which is counted from any fixed moment.
+    /// Records the free capacity at this time, which is relative to any fixed moment.
     pub fn measure(&mut self, free: Amounts, at: Duration) {
         let Some(before) = self.offered.take() else {
             self.offered = Some(free);
@@ -172,7 +173,7 @@ pub(super) fn nanos(quantity: &str) -> Option<i128> {
     whole.checked_add(part)
 }
 
-/// In whole units, or millicores for CPU.
+/// The quantity as text: in whole units, or millicores for CPU.
 pub(super) fn written(resource: &str, nanos: i128) -> String {
     if resource == "cpu" && nanos % NANO != 0 {
         return format!("{}m", nanos / MILLI);

@@ -39,7 +39,8 @@ impl Volumes {
     pub const fn may_delete(self, claim: &Claim) -> bool {
         match self {
             Self::Hold => false,
-            // A class may say Retain: then nothing deletes the twin after its claim at home was deleted.
+            // If the class has the policy Retain, nothing deletes the twin after its claim at home
+            // was deleted.
             Self::Delete => !claim.is_twin || (claim.leaving && claim.retained),
             Self::Retain => claim.is_twin && claim.retained,
         }
@@ -71,7 +72,7 @@ impl Claim {
             Volumes::Retain if !self.retained => {
                 format!("{name} (its remote PersistentVolume is not retained yet)")
             }
-            Volumes::Delete if !self.leaving => format!("{name} (its claim at home is not deleted)"),
+            Volumes::Delete if !self.leaving => format!("{name} (its claim at home still exists)"),
             Volumes::Hold | Volumes::Delete | Volumes::Retain => name.clone(),
         }
     }

@@ -173,7 +173,7 @@ mod tests {
         assert_eq!(named(EnforceSameName, &other, ""), refused(&other));
         assert_eq!(named(SelectedName, "foo", &own), Ok(own));
         assert!(named(SelectedName, "foo", "bar-of-another").is_ok());
-        // One that is too long has a hash, and so has one of a cluster whose id is no label.
+        // A default name ends with a hash if it is too long, or if the id of the cluster is not a label.
         let long = default_name(&"team-payments-checkout-".repeat(2), HOME);
         assert_eq!(named(SelectedName, "foo", &long), refused(&long));
         let odd = default_name("bar", "Milan_1");

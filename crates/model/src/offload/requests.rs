@@ -97,7 +97,7 @@ pub fn subtract(sum: &mut Requests, less: &Requests) {
     sum.retain(|_, amount| *amount != 0);
 }
 
-/// What of a request exceeds another one.
+/// The part of a request that exceeds another one.
 pub fn beyond<'a>(asked: &mut Requests, other: impl IntoIterator<Item = (&'a str, i128)>) {
     for (resource, amount) in other {
         if let Some(asked) = asked.get_mut(resource) {

@@ -72,7 +72,8 @@ impl Unreached {
         news
     }
 
-    /// Counts the changes of what [`Self::selects_any`] says about a namespace; it may count others, too.
+    /// Counts the changes of the result of [`Self::selects_any`] for a namespace; it may also count
+    /// other changes.
     #[must_use]
     pub fn changes(&self, namespace: &str) -> u64 {
         self.0.get(namespace).map_or(0, |services| services.changes)

@@ -56,7 +56,7 @@ impl Sample {
 #[derive(Clone, Debug)]
 struct Counter {
     last: Sample,
-    /// In nanoseconds of a core.
+    /// Processor time used, in nanoseconds.
     used: u128,
 }
 
@@ -64,7 +64,7 @@ struct Counter {
 #[derive(Clone, Debug, Default)]
 pub struct Counters {
     containers: BTreeMap<Container, Counter>,
-    /// Of all containers ever, in nanoseconds of a core.
+    /// The CPU time of all containers that ever ran, in nanoseconds of a core.
     used: u128,
     /// When the latest sample was measured.
     at: i64,

@@ -49,7 +49,7 @@ pub enum AdoptRefusal {
     #[error("the PersistentVolume {volume} belongs to {holder}")]
     Held {
         volume: String,
-        /// The owner, in words.
+        /// The owner, as error messages name it.
         holder: String,
     },
     /// It is smaller than requested.
@@ -66,7 +66,6 @@ pub enum AdoptRefusal {
         has: VolumeMode,
         wanted: VolumeMode,
     },
-    /// It lacks an access mode.
     #[error("the PersistentVolume {volume} lacks the access mode {missing} that the claim requests")]
     NoAccess { volume: String, missing: AccessMode },
     /// This driver cannot mount it, for this reason.
@@ -226,7 +225,7 @@ fn refusal(facts: &AdoptFacts) -> Result<&VolumeOwner, AdoptRefusal> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(
     clippy::struct_excessive_bools,
-    reason = "facts about several objects, each seen by itself"
+    reason = "independent facts about several objects"
 )]
 pub struct SettleFacts {
     pub imported: bool,
@@ -241,9 +240,9 @@ pub struct SettleFacts {
 /// The reclaim policy that the PV has after the import.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Settle {
-    /// The one before the import.
+    /// The policy before the import.
     PolicyBefore,
-    /// Retain, and a record of the one before the import.
+    /// Retain, and a record of the policy before the import.
     Retain,
 }
 

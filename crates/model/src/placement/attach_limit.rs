@@ -44,8 +44,9 @@ pub fn attach_limit(
         );
         attached >= *limit
     };
-    // A driver that can attach no volume more must not get one, and the scheduler does not know which real
-    // driver a volume uses. The node takes none at all until one of the drivers can take a volume again.
+    // A driver that can attach no further volume must not get one, and the scheduler does not know
+    // which real driver a volume uses. So the node accepts no volumes at all until one of the
+    // drivers can attach another one.
     let full = limits
         .iter()
         .any(is_full)

@@ -42,10 +42,8 @@ impl AllowedTopology {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Class {
     pub name: String,
-    /// Its provisioner.
     pub provisioner: String,
     pub binding: BindingMode,
-    /// Its reclaim policy.
     pub reclaim: ReclaimPolicy,
     /// Whether it is annotated as the default of the cluster.
     pub is_default: bool,
@@ -112,8 +110,8 @@ pub struct Wishes<'a> {
     pub parameter: Option<&'a str>,
     /// The mapping of the cluster.
     pub mapping: Option<&'a str>,
-    /// Whether twins of many namespaces share one in the cluster, and the virtual class does not
-    /// [allow](Class::shares_namespace) that: then the class must not expand the namespace of a claim.
+    /// Whether the real class must not expand the namespace of a claim: the twins of many namespaces
+    /// have the same one, and the virtual class does not [allow](Class::shares_namespace) that.
     pub one_namespace: bool,
 }
 
@@ -136,7 +134,7 @@ impl<'a> Asked<'a> {
     }
 }
 
-/// What named a class.
+/// Where a class is named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NamedBy {
     /// The claim, by this annotation.
@@ -196,7 +194,6 @@ pub enum ClassError {
         by: NamedBy,
         cluster: ClusterId,
     },
-    /// The class is virtual itself.
     #[error(
         "{by} names the storage class {class:?} of the cluster {cluster}, which is virtual itself (provisioner {provisioner}): name a real one"
     )]
@@ -207,7 +204,7 @@ pub enum ClassError {
         /// The provisioner of the class.
         provisioner: String,
     },
-    /// Its driver would read annotations of the claim from the twin.
+    /// The real driver would read the annotations of the twin instead of the claim's.
     #[error(
         "the storage class {class} of the cluster {cluster} cannot be a real class: its parameter {parameter} expands annotations of the claim, which a twin does not have, so volumes of different users could meet. Use a class without such a template"
     )]
@@ -216,7 +213,7 @@ pub enum ClassError {
         parameter: String,
         cluster: ClusterId,
     },
-    /// Its driver would use the namespace of the twin as that of the claim.
+    /// The real driver would read the namespace of the twin instead of the claim's.
     #[error(
         "the storage class {class} of the cluster {cluster} cannot be a real class: its parameter {parameter} expands the namespace of the claim, which is the same for all twins in this cluster, so volumes of different users could meet. Use a class without such a template, or set the parameter {} of the virtual class to \"true\" if that is intended",
         Parameters::SHARED_NAMESPACE
@@ -226,7 +223,6 @@ pub enum ClassError {
         parameter: String,
         cluster: ClusterId,
     },
-    /// No class is named and the cluster has no default.
     #[error(
         "no real storage class: neither the parameter {} of the virtual class nor a class mapping names one, and the cluster {cluster} has no default class{}",
         Parameters::REAL_CLASS,

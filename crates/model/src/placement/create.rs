@@ -106,12 +106,8 @@ pub enum TwinFact {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "facts about one object, each seen by itself"
-)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts about one object")]
 pub struct Twin {
-    /// Whether it was handed over.
     pub handed_over: bool,
     /// Whether it has a deletion timestamp.
     pub deleting: bool,
@@ -227,7 +223,6 @@ pub enum Withdrawal {
 /// What to do after a withdrawn twin was deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Afterwards {
-    /// Decide again.
     DecideAgain,
     /// Answer that the volume cannot be on this node, for this reason.
     Elsewhere(String),

@@ -149,13 +149,11 @@ pub enum DeleteRefusal {
         "the volume is being released, so its data must stay: `liqo-csi release pvc` completes that, and with --undo reverts it"
     )]
     Releasing,
-    /// It is being moved.
     #[error(
         "the volume is being moved, and its PersistentVolume names no claim until the move is completed or undone: nothing is deleted. If its \
          claim was deleted, its reclaim policy is applied after the move"
     )]
     Gated,
-    /// The twin belongs to a move.
     #[error(
         "the twin belongs to a move of the volume, and only the move deletes it, once it is no longer needed"
     )]

@@ -19,7 +19,6 @@ pub struct ExpandFacts<'a> {
 /// The size of a volume as users see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ObservedSize {
-    /// Its claim.
     pub claim: ClaimSize,
     /// Its virtual PV, in bytes.
     pub volume: u64,

@@ -11,7 +11,7 @@ use std::{
 /// follow a state, `apply` returns the next state, and `at_rest` checks a state from which nothing else happens.
 ///
 /// # Panics
-/// With the shortest sequence of events after which `apply` or `at_rest` returns an error.
+/// The message has the shortest sequence of events after which `apply` or `at_rest` returns an error.
 pub(super) fn explore<W: Clone + Debug + Eq + Hash, E: Copy + Debug>(
     start: W,
     events: impl Fn(&W) -> Vec<E>,

@@ -97,9 +97,9 @@ impl Namespaces {
 /// The class mapping of a remote cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClassMap {
-    /// By the name of the virtual class.
+    /// The real class of each virtual class, by the names of both.
     pub mapping: BTreeMap<String, String>,
-    /// For all others.
+    /// The real class of all other virtual classes.
     pub default: Option<String>,
     /// The attributes class in the remote cluster for one at home, where the names differ.
     pub attributes: BTreeMap<String, String>,

@@ -35,7 +35,7 @@ pub fn wishes<'a>(
 pub enum NoClass {
     /// All of them.
     All(ClassError),
-    /// Those without an annotation; others may get one.
+    /// Only claims without an annotation; others may get a class.
     Unnamed(ClassError),
 }
 

@@ -33,11 +33,11 @@ pub enum Read<T> {
 /// Whose data a PV holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Holder {
-    /// That of this volume.
+    /// The data of this volume.
     Ours,
-    /// That of a claim with the name of this volume's twin; which volume is not recorded.
+    /// The data of a claim with the name of this volume's twin; its volume is not recorded.
     Unknown,
-    /// That of another volume.
+    /// The data of another volume.
     Other,
 }
 
@@ -66,10 +66,7 @@ pub fn holder(facts: HolderFacts) -> Holder {
 
 /// A PV that is, or may be, that of the twin.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "facts about one object, each seen by itself"
-)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts about one object")]
 pub struct RealVolume<V> {
     pub object: V,
     pub name: String,
@@ -180,10 +177,7 @@ pub(super) fn safety<'a, V>(
 
 /// The virtual PV.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "facts about one object, each seen by itself"
-)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts about one object")]
 pub struct VirtualVolume {
     /// Whether it refers to the same twin as when it was cached.
     pub same: bool,
@@ -195,7 +189,7 @@ pub struct VirtualVolume {
     pub releasing: bool,
 }
 
-/// Who uses a volume.
+/// How a volume is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Usage {
     /// Its claim.
@@ -229,14 +223,11 @@ pub enum TwinNow<T> {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "facts about one object, each seen by itself"
-)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts about one object")]
 pub struct Twin<T> {
     pub object: T,
     pub deleting: bool,
-    /// Whether it is being released: then it is deleted on purpose, and its data is taken care of.
+    /// Whether it is being released: then it is deleted on purpose, and the release keeps its data.
     pub releasing: bool,
     /// Whether only a move may change it, or may be the only one.
     pub of_move: bool,

@@ -95,13 +95,12 @@ pub enum SnapshotRefusal {
     /// Another object has the name of the twin.
     #[error("the name of its twin is taken by an object that is not ours: {0}. Rename or delete it")]
     Foreign(ForeignSnapshot),
-    /// The snapshot exists, of another volume.
     #[error("a snapshot of this name exists, of another volume")]
     OtherSource,
     /// The user's snapshot was deleted.
     #[error("its VolumeSnapshotContent was deleted or is being deleted, so the snapshot is no longer needed")]
     GivenUp,
-    /// It was answered before, and its twin is deleted.
+    /// Success was answered before, and the twin was deleted.
     #[error(
         "it was taken before and its twin was deleted: the data may be lost, and a new one would be of another time"
     )]

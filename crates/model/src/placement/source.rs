@@ -32,7 +32,6 @@ pub enum SourceRefusal {
         unread: &'static str,
         cluster: String,
     },
-    /// No driver can copy the source.
     #[error("{source_name} is not a CSI volume, so no driver can copy it")]
     NotCsi { source_name: String },
     /// The class belongs to another driver.

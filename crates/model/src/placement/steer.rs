@@ -17,7 +17,6 @@ const NAMED: usize = 5;
 pub enum Original {
     /// A volume, and from where it is accessible; `None` means anywhere in its cluster.
     Volume(Option<NodeSelector>),
-    /// A snapshot.
     Snapshot {
         /// From where its volume was accessible, if known.
         reached_from: Option<NodeSelector>,
@@ -108,7 +107,7 @@ impl SourcePlace {
 /// How the node of a claim is selected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NodeSelection {
-    /// By the scheduler, or after the next change.
+    /// Not by this driver (yet): by the scheduler, or once a pod uses the claim.
     ByScheduler,
     /// By this driver: the first of these that the pod may use, considering taints and the other claims of
     /// the pod.

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 /// Where a template begins and ends.
 const FORMS: [(&str, &str); 2] = [("${", "}"), ("{{", "}}")];
 
-/// What a parameter is expanded with, if the twin has another value than its claim.
+/// The metadata of the claim that a parameter refers to, and that the twin does not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Expands {
     /// The namespace of the claim.
@@ -22,7 +22,7 @@ pub enum Expands {
 }
 
 impl Expands {
-    /// What a value is expanded with; `Annotation` if with both.
+    /// What the variables of a value refer to; `Annotation` if it has variables of both kinds.
     fn of(value: &str) -> Option<Self> {
         FORMS
             .into_iter()

@@ -128,8 +128,8 @@ pub const MOVE_SIDE: &str = "storage.liqo.io/move-side";
 /// Annotation of a pod of a move: a digest of its desired spec, by which an outdated pod is recognised and
 /// replaced.
 pub const MADE_AS: &str = "storage.liqo.io/made-as";
-/// Annotation of a claim: the change of its virtual PV for which the claim was last changed, so that
-/// Kubernetes reconciles it.
+/// Annotation of a claim: the change of its virtual PV after which this driver last changed the
+/// claim, so that Kubernetes reconciles it.
 pub const MOVE_TOUCHED: &str = "storage.liqo.io/move-touched";
 /// Annotation of a virtual PV: the fields that the gate of a move replaced, or that they are restored.
 pub const GATE: &str = "storage.liqo.io/gate";

@@ -31,7 +31,8 @@ pub struct Marks {
     pub request_name: String,
     /// The request; `None` if a newer driver wrote it in an unknown format.
     pub fingerprint: Option<Fingerprint>,
-    /// Success was answered: the data may be in use, and only `DeleteVolume` deletes it.
+    /// Whether success was answered: then the data may be in use, and only `DeleteVolume` deletes
+    /// it.
     pub handed_over: bool,
     /// The epoch of the volume when the twin was created.
     pub epoch: Epoch,
@@ -40,10 +41,8 @@ pub struct Marks {
 /// Why an object has no readable marks.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum MarksError {
-    /// A label is missing.
     #[error("it has no label {0}")]
     Missing(&'static str),
-    /// A label has a value that this driver never writes.
     #[error("its label {0} has the value {1:?}, which this driver never writes")]
     Malformed(&'static str, String),
     /// The epoch cannot be read, so it is unknown whose data it is now.

@@ -55,13 +55,13 @@ impl Refused {
         self.class == class && self.cluster == cluster.as_str()
     }
 
-    /// Whether it counts at this time. One from a clock that is far ahead does not.
+    /// Whether the refusal has not expired. One from a clock that is far ahead is ignored.
     #[must_use]
     pub fn counts(&self, now: i64) -> bool {
         (1..=COUNTS).contains(&self.until.saturating_sub(now))
     }
 
-    /// Whether it already covers a new refusal of the same key, and will for some time.
+    /// Whether it includes a new refusal of the same key, and does not expire soon.
     #[must_use]
     pub fn covers(&self, new: &Self) -> bool {
         self.bytes <= new.bytes && self.counts(new.until - COUNTS / 2)

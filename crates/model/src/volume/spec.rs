@@ -21,13 +21,10 @@ pub enum SpecError {
     /// Mounted and raw at once.
     #[error("the request is for a file system and for a raw block device at once")]
     MixedVolumeModes,
-    /// Two file system types.
     #[error("the request has two file system types: {0:?} and {1:?}")]
     TwoFsTypes(String, String),
-    /// Two sets of mount flags.
     #[error("the request has different mount flags: {0:?} and {1:?}")]
     TwoSetsOfFlags(Vec<String>, Vec<String>),
-    /// An unknown access mode.
     #[error("{0:?} is not an access mode of a claim")]
     UnknownAccessMode(String),
     /// A parameter that this driver does not know.
@@ -48,10 +45,8 @@ pub enum SpecError {
         given: &'static str,
         missing: &'static str,
     },
-    /// An unknown binding policy.
     #[error("{0:?} is not a binding policy: use Optimistic or WaitForBound")]
     UnknownBindingPolicy(String),
-    /// An unknown restore topology.
     #[error("the parameter restoreTopology is {0:?}: use \"cluster\" or \"source\"")]
     UnknownRestoreTopology(String),
     /// Something that a volume in a remote cluster cannot have.

@@ -70,7 +70,6 @@ pub struct OldClaim {
     /// Its `ownerReferences`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub owners: Vec<Value>,
-    /// Its `spec`.
     pub spec: Value,
 }
 
@@ -183,7 +182,6 @@ pub struct ImportRecord {
 /// A record that this version cannot read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
-    /// It is malformed.
     #[error("the annotation {key} cannot be read: {why}")]
     Malformed { key: &'static str, why: String },
     /// Another version of this driver wrote it.

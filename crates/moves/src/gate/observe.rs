@@ -365,7 +365,7 @@ impl MovedVolume {
         Ok((Live::Known(there), Some(twin)))
     }
 
-    /// What a twin is that this move has not created.
+    /// Why the twin does not belong to this move; `None` if it does.
     fn not_of_this_move(
         &self,
         marks: &Marks,

@@ -79,7 +79,8 @@ impl<'a> Names<'a> {
         )
     }
 
-    /// Without the label of the home cluster, because these objects are not twins.
+    /// The labels of the objects of a mover. They have no label of the home cluster, because they are
+    /// not twins.
     pub(super) fn labels(&self, side: Side) -> BTreeMap<String, String> {
         [
             (mark::MANAGED_BY, mark::MANAGED_BY_US),
@@ -91,7 +92,7 @@ impl<'a> Names<'a> {
         .into()
     }
 
-    /// With the component of the pod.
+    /// The same labels, and the component of the pod.
     pub(super) fn pod_labels(&self, role: Role) -> BTreeMap<String, String> {
         let mut labels = self.labels(role.side());
         labels.insert(COMPONENT.to_owned(), role.component().to_owned());

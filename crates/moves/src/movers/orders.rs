@@ -98,7 +98,7 @@ struct State {
     journal_off: Option<GateNumber>,
     /// When and why the last order failed, until one succeeds.
     failed: Option<(Instant, String)>,
-    /// Why the target cannot have the data of the source, from the target.
+    /// Why the data of the source does not fit into the target, as the target's mover reports it.
     too_small: Option<String>,
     last: Option<(Instant, Passed)>,
     losses: Vec<Lost>,
@@ -158,8 +158,8 @@ impl Orders {
             if let Some((_, why)) = failed.filter(|(at, _)| at.elapsed() < PAUSE) {
                 return Live::Unknown(why.clone());
             }
-            // While the claim is gated, users cannot remove it: the move needs their consent, or has to roll
-            // back.
+            // While the claim is gated, users cannot remove the loss: the move needs their consent,
+            // or has to roll back.
             let may_look = is_warm && matches!(stage, Stage::Preparing | Stage::Copying { .. });
             let is_recent = now.last.as_ref().is_some_and(|(at, _)| at.elapsed() < LOSS_PAUSE);
             if let Some(lost) = lost.as_ref().filter(|_| is_recent || !may_look) {

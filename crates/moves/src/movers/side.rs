@@ -70,7 +70,6 @@ pub(super) struct PreviousNode {
     pub(super) taints: Vec<Taint>,
 }
 
-/// The state of one pod.
 pub(super) enum PodState<'p> {
     Missing,
     /// It has to be replaced.

@@ -453,7 +453,7 @@ impl Run<'_> {
 enum TwinMark<'a> {
     /// It is being released for this claim.
     Releasing(&'a ClaimName),
-    /// That is being undone, so that a concurrent deletion of the version before fails.
+    /// The release is being undone. The mark changes the twin's version, so that a concurrent deletion fails.
     Undone,
     /// No mark.
     Off,

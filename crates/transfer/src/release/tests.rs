@@ -465,7 +465,8 @@ async fn all_obstacles_are_reported_at_once_without_a_write() {
     assert_eq!(world.claim()["metadata"]["uid"], UID);
 }
 
-/// A user has created it for the same data, and bound another claim to it, which would lose its volume.
+/// A user has created a second PV for the same data, and bound another claim to it, which would
+/// lose its volume.
 #[tokio::test]
 async fn a_second_pv_of_the_volume_blocks_the_release() {
     let world = World::new("Delete", "Delete").await;

@@ -11,7 +11,7 @@ use crate::{
     volume::{SnapshotImport, SnapshotMarks, SnapshotName, mark},
 };
 
-/// The twin. Only the storage knows the volume of which it is a snapshot.
+/// The twin, without its source volume, which is not known here.
 pub(super) fn twin(
     context: &Context<'_>,
     request: &SnapshotImportRequest,

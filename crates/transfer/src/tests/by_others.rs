@@ -122,7 +122,7 @@ async fn a_volume_that_somebody_deletes_can_be_made_again_and_the_import_goes_on
 async fn a_volume_that_somebody_deletes_can_be_made_again_and_the_undo_goes_on() {
     let world = in_the_gap().await;
     let collection = CLAIM.strip_suffix("/data").unwrap();
-    // And creates another one of that name.
+    // Another client creates another claim of that name.
     world.api.before("POST", collection, |store| {
         let mut real = store.get(REAL).unwrap();
         store.remove(REAL);

@@ -15,7 +15,6 @@ use crate::{
     volume::{SnapshotId, mark},
 };
 
-/// The health of a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SnapshotHealth {
     /// The snapshot is not in use, or not yet.

@@ -50,7 +50,8 @@ async fn deleted_means_that_the_real_volume_is_gone() {
     world.delete().await.unwrap();
 }
 
-/// A pod that uses the twin, a snapshot or a copy under way, or a controller that has left its finalizer.
+/// What blocks it may be a pod that uses the twin, a snapshot or a copy under way, or a controller
+/// that has left its finalizer.
 #[tokio::test]
 async fn what_holds_the_twin_is_named() {
     let world = World::new(Real::Works).await;

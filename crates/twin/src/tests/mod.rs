@@ -120,7 +120,7 @@ impl World {
         bind_claim(&self.api, "home", made);
     }
 
-    /// With a short deadline, for calls that must not succeed.
+    /// Shortens the deadline, for calls that must not succeed.
     fn impatient(mut self) -> Self {
         self.deadline = A_MOMENT;
         self

@@ -312,7 +312,7 @@ async fn another_volume_mode_is_allowed_by_any_content_of_the_snapshot() {
     assert_eq!(real["metadata"]["annotations"], allowed);
 }
 
-/// From where the source volume of the snapshot was accessible.
+/// Records that the source volume of the snapshot was accessible from this node.
 fn reached_from(world: &World, node: &str) {
     world.api.change(&twin_of_snapshot(), |twin| {
         let expression = json!({"key": NODE_KEY, "operator": "In", "values": [node]});

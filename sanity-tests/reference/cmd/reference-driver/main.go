@@ -58,7 +58,7 @@ func checkFlags(topology string) error {
 	return nil
 }
 
-// run serves until a signal comes, or one of the two servers fails.
+// run serves until it gets a signal, or one of the two servers fails.
 func run(config driver.Config, kubelet registration.Registration) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
@@ -74,7 +74,7 @@ func run(config driver.Config, kubelet registration.Registration) error {
 	servers := 1
 	go func() { ended <- service.Serve(ctx, listener) }()
 	if kubelet.Dir != "" && config.Mode != driver.ControllerMode {
-		// The CSI socket exists by now, so kubelet finds it when it looks.
+		// The CSI socket exists before kubelet connects to it.
 		servers++
 		go func() { ended <- kubelet.Serve(ctx) }()
 	}

@@ -1,6 +1,5 @@
-// Package mounttest keeps tests that mount things from leaving anything on the
-// machine, however they end: they run in a mount namespace of their own, and
-// loop devices of their files are freed after them.
+// Package mounttest makes sure that tests which mount leave nothing on the machine: they run in
+// their own mount namespace, and loop devices of their files are detached after them.
 package mounttest
 
 import (
@@ -16,8 +15,8 @@ import (
 
 const inside = "REFERENCE_PRIVATE_MOUNTS"
 
-// Main is for TestMain. As root it runs the test binary again, inside; without
-// root it just runs the tests, and those that need root skip themselves.
+// Main is for TestMain. As root it runs the test binary again in a mount namespace; without root it
+// runs the tests, and those that need root are skipped.
 func Main(m *testing.M) {
 	if os.Getuid() != 0 || os.Getenv(inside) != "" {
 		os.Exit(m.Run())
@@ -30,7 +29,7 @@ func Main(m *testing.M) {
 	os.Exit(code)
 }
 
-// NeedRoot skips a test that cannot work without root.
+// NeedRoot skips a test that needs root.
 func NeedRoot(t *testing.T) {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -55,7 +54,7 @@ func runInside() (code int, err error) {
 	return code, errors.Join(err, freeLoops(files), os.RemoveAll(files))
 }
 
-// freeLoops detaches what a broken driver or a killed test forgot.
+// freeLoops detaches loop devices that a failed or killed test has left.
 func freeLoops(dir string) error {
 	attached, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
 	if err != nil {

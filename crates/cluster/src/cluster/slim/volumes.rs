@@ -47,10 +47,7 @@ pub struct MoversVolume {
 
 /// A PV that is bound to, or reserved for, a claim of the storage namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "facts about one object, each seen by itself"
-)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts about one object")]
 pub struct RealVolume {
     pub name: String,
     /// The name of the twin.
@@ -71,10 +68,7 @@ pub struct RealVolume {
 
 /// A virtual PV.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "facts about one object, each seen by itself"
-)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts about one object")]
 pub struct VirtualVolume {
     pub name: String,
     pub uid: String,

@@ -38,7 +38,6 @@ pub enum Act {
     Flood,
 }
 
-/// A fault.
 #[derive(Clone, Debug)]
 pub struct Fault {
     method: &'static str,

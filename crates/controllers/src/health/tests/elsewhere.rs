@@ -66,7 +66,7 @@ fn waiting_there(home: &FakeApi, there: &FakeApi, number: usize) {
     );
 }
 
-/// The same, bound to the PV `name` in `milan`.
+/// The same volume with a twin that is bound to the PV `name` in `milan`.
 fn bound_there(there: &FakeApi, number: usize, name: &str) {
     let path = twin_there(number);
     there.change(&path, |twin| {

@@ -189,7 +189,8 @@ async fn a_twin_is_not_made_again_at_home_while_a_remote_cluster_shows_a_later_o
 async fn data_of_an_earlier_epoch_is_not_used() {
     let mut both = Both::bound().await;
     both.round().await.unwrap();
-    // It has moved away and back, and its twin was lost; what is left there is of an earlier epoch.
+    // The volume has moved away and back, and its twin was lost; the other twin there is of an
+    // earlier epoch.
     let volume = format!("{}/pvc-{UID}-0", elsewhere::REALS);
     let handle = both.home.object(&volume).unwrap()["spec"]["csi"]["volumeHandle"].clone();
     let handle = handle.as_str().unwrap().replace("v1:", "v2:") + ":2";

@@ -297,11 +297,12 @@ fn home_twin(home: &Cluster, id: &VolumeId) -> ClaimName {
     }
 }
 
-/// Snapshots stay at the source: a user who needs them has to know. With `taken`, only those whose data may have
-/// been created since this was asked without it.
+/// Snapshots that would stay at the source, which a user who needs them has to know. With `taken`,
+/// only those whose data may have been created since the user was asked.
 ///
-/// All contents are listed live, since no view shows how recent it is: a snapshot that a user takes just before the
-/// gate must not be left behind unnoticed. That is one list for the gate and, during the downtime, one for the commit.
+/// All contents are listed live, because no view shows how recent it is: a snapshot that a user
+/// takes just before the gate must not be left behind unnoticed. That is one list for the gate and,
+/// during the downtime, one for the commit.
 pub(in crate::moves) async fn snapshots_left_behind(
     home: &Cluster,
     request: &MoveRequest,

@@ -82,7 +82,7 @@ async fn eviction(home: &Cluster, namespace: &str, pod: &Pod) -> ApiResult<Optio
     })
 }
 
-/// Whether another claim of a pod is accessible at the target of the moved ones.
+/// What blocks the move because another claim of a pod is not accessible at the target.
 async fn sibling(
     home: &Cluster,
     namespace: &str,
@@ -92,7 +92,7 @@ async fn sibling(
     target: Option<&TargetSite>,
 ) -> ApiResult<Option<String>> {
     if is_ephemeral && matches!(target, Some(TargetSite::Home(_))) {
-        // The next pod gets another one, where it is scheduled.
+        // The claim is deleted with this pod; the next pod gets a new one on its node.
         return Ok(None);
     }
     let Some(found) = home.within::<PersistentVolumeClaim>(namespace).get(claim).await? else {

@@ -50,7 +50,7 @@ async fn a_move_that_was_deleted_by_force_is_undone() {
         |stage| matches!(stage, Stage::Verifying(_)),
     ] {
         let world = forced(World::evicting().await, stage).await;
-        // A move that has just begun has not locked anything yet.
+        // A new move has not locked anything yet.
         clean(&world, |world| {
             is_unlocked(world) && world.there.object(TARGET).is_none()
         })
@@ -71,7 +71,7 @@ async fn a_move_that_exists_is_left_to_its_own_loop() {
     assert_eq!(world.home_api.store().version(), before);
 }
 
-/// Nothing releases it any more. When its twin is deleted, so is its data.
+/// No move releases the source any more. When its twin is deleted, so is its data.
 #[tokio::test]
 async fn a_superseded_source_there_gets_its_policy_back() {
     let remote = World::remote(Rights::ALL, json!([])).await;
@@ -85,7 +85,7 @@ async fn a_superseded_source_there_gets_its_policy_back() {
     let annotations = &real(&world)["metadata"]["annotations"];
     assert!(!annotations[mark::GATE].as_str().unwrap().contains("gated"));
     assert_eq!(real(&world)["status"]["phase"], "Bound");
-    // A pod that waits for it there would start with superseded data.
+    // A pod that waits for this twin in its cluster would start with superseded data.
     let twin = world.there.object(TARGET).expect("the twin is gone");
     assert_eq!(twin["status"]["phase"], "Lost");
 }

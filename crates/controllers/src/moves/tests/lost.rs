@@ -111,7 +111,7 @@ async fn a_target_that_is_not_lost_keeps_the_volume() {
     );
 }
 
-/// A move that keeps copying.
+/// A move whose passes never converge.
 async fn copying() -> World {
     let world = World::evicting().await;
     world.movers.lock().never_converges = true;

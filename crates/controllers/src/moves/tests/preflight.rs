@@ -89,7 +89,7 @@ async fn unsuitable_targets_are_reported() {
     }
 }
 
-/// A user has created it for the same data, and bound another claim to it.
+/// The second PV is created by a user for the same data, and bound to another claim.
 #[tokio::test]
 async fn a_second_pv_of_the_volume_blocks_the_move() {
     let found = findings(to_milan(&json!({})), |world| {
@@ -273,7 +273,7 @@ async fn within_a_remote_cluster_a_volume_moves_to_another_class_only() {
     );
 }
 
-/// The undo needs it.
+/// `liqo-csi move undo` needs the nodes.
 #[tokio::test]
 async fn the_source_nodes_are_recorded() {
     let noted = async |places: Value| {
@@ -338,7 +338,8 @@ async fn claims_of_one_pod_are_moved_together() {
     assert!(says(&found, "mounts the claim logs, too"), "{found:?}");
 }
 
-/// Its next pod gets another one, where it is scheduled: that is no obstacle, except where pods cannot have one.
+/// The next pod gets a new ephemeral claim on its node, so the old one blocks the move only to
+/// targets where pods cannot have such claims.
 #[tokio::test]
 async fn the_ephemeral_volume_of_a_pod_stays_behind() {
     let with_scratch = |world: &World| {

@@ -16,7 +16,8 @@ fn real(world: &World) -> Value {
     world.there.object(REAL).expect("the data is gone")
 }
 
-/// Its provisioner deletes the PV there when it has no claim any more, and that of the mover is deleted.
+/// Checks that the remote provisioner deletes the PV when neither the twin nor the claim of the
+/// mover exists.
 fn assert_not_retained_there(world: &World) {
     let real = real(world);
     assert_eq!(real["spec"]["claimRef"]["name"], "data");
@@ -100,7 +101,7 @@ async fn no_pod_there_starts_with_the_source_from_the_last_pass_to_the_commit() 
     );
 }
 
-/// A pod that waits for it there would start with superseded data.
+/// A pod that waits for the twin in its cluster would start with superseded data.
 #[tokio::test]
 async fn no_pod_there_starts_with_the_source_after_the_commit() {
     let world = World::remote(Rights::ALL, json!([])).await;
@@ -187,7 +188,8 @@ async fn a_cancelled_move_leaves_no_gate_there() {
     dies_at(0..MOST_WRITES, cancel, check).await;
 }
 
-/// Its twin was deleted by force while it was gated: the PV names it again, so that it is created again.
+/// The twin of the source is deleted by force while it is gated. The PV names it again, so that
+/// recovery creates it again.
 #[tokio::test]
 async fn a_twin_that_is_deleted_while_it_is_gated_leaves_a_pv_that_names_it() {
     let world = World::remote(Rights::ALL, json!([])).await;
@@ -201,7 +203,7 @@ async fn a_twin_that_is_deleted_while_it_is_gated_leaves_a_pv_that_names_it() {
     assert_kept_after_cancelling(world, &uid).await;
 }
 
-/// Its twin was deleted by force after the commit.
+/// The twin of the source is deleted by force after the commit.
 #[tokio::test]
 async fn a_source_without_its_twin_gets_its_policy_back_when_it_is_released() {
     let world = World::remote(Rights::ALL, json!([])).await;
@@ -215,7 +217,7 @@ async fn a_source_without_its_twin_gets_its_policy_back_when_it_is_released() {
     assert!(real(&world)["metadata"]["annotations"][mark::POLICY_BEFORE].is_null());
 }
 
-/// A user deletes its twin, which keeps its finalizer.
+/// A user deletes the twin of the source, which keeps its finalizer.
 #[tokio::test]
 async fn a_source_that_is_being_deleted_is_released() {
     for stage in [
@@ -233,7 +235,8 @@ async fn a_source_that_is_being_deleted_is_released() {
     }
 }
 
-/// Somebody created its twin again while it was gated: the PV waits for the recovery, which makes it name that twin.
+/// Another client creates the twin of the source again while it is gated: the PV waits for the
+/// recovery, which makes it name that twin.
 #[tokio::test]
 async fn a_twin_that_was_created_again_while_it_was_gated_gets_its_pv() {
     let world = World::remote(Rights::ALL, json!([])).await;

@@ -119,7 +119,7 @@ async fn a_snapshot_that_is_created_while_data_are_copied_waits_for_consent() {
     world.assert_moved();
 }
 
-/// Its call had passed the check of the twin before that was marked.
+/// The call for the snapshot had passed the check of the twin before the twin was marked.
 #[tokio::test]
 async fn a_snapshot_that_is_taken_while_the_gate_closes_is_not_left_behind() {
     let world = World::evicting().await;
@@ -193,7 +193,7 @@ async fn a_snapshot_whose_content_was_created_by_hand_waits_for_consent_too() {
     }
 }
 
-/// A backup tool creates such a content for each snapshot that it knows.
+/// A backup tool creates such a content for each of its snapshots.
 #[tokio::test]
 async fn contents_created_by_hand_are_not_looked_up_one_by_one() {
     let world = World::evicting().await;

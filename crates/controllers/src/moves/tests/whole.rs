@@ -113,7 +113,7 @@ async fn without_eviction_pods_keep_their_volume_until_they_stop() {
     assert_eq!(world.stage(), Stage::Copying { last: None });
     let volume = world.home_api.object(&volume_path()).unwrap();
     assert_eq!(volume["spec"]["claimRef"]["uid"], UID);
-    // Their user stops them.
+    // The user stops the pods.
     world.home_api.change(POD, |pod| {
         pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
     });

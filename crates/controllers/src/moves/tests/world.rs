@@ -260,7 +260,6 @@ impl World {
         MoveLoop::new(&context, the_move()).round().await
     }
 
-    /// An event with this reason.
     pub(super) fn event(&self, reason: &str) -> Option<Value> {
         let events = self
             .home_api

@@ -67,7 +67,7 @@ async fn malformed_uids_are_not_written() {
     assert!(pod["metadata"]["finalizers"].is_null(), "it was claimed: {pod}");
     assert!(pod["status"]["message"].as_str().unwrap().len() <= 1100);
 
-    // A pod there with another uid than Kubernetes gives is not believed to be gone either.
+    // A remote pod with a uid that Kubernetes does not generate does not count as deleted either.
     let world = World::with_pod(true).await;
     world.run_until(World::is_running).await;
     world
@@ -179,7 +179,7 @@ async fn what_a_cluster_invents_uses_no_budget_of_a_namespace() {
             time::sleep(Duration::from_millis(10)).await;
         }
         assert_eq!(cluster.budget().objects() - before, invented.len());
-        // Of another pod than that of this name.
+        // The remote pod is that of another home pod than the one of this name.
         world.there.change(THERE, |pod| {
             pod["metadata"]["annotations"]["fabric.storage.liqo.io/home-pod-uid"] = json!("another");
         });
@@ -197,7 +197,7 @@ async fn malformed_names_of_home_pods_cause_no_request() {
         let name = format!("ghost-{at}");
         ghost(&world, &name, &format!("{namespace}/{name}"));
     }
-    // One with a valid name, which is read.
+    // A pod with a valid name, which is read.
     ghost(&world, "ghost", "shop/ghost");
     world
         .run_until(|world| {

@@ -74,7 +74,7 @@ async fn a_twin_that_a_move_left_behind_is_not_used() {
         }}),
     );
     world
-        .run_until(|world| waits(world, "ClaimNotReady", "are in the cluster turin, not in milan"))
+        .run_until(|world| waits(world, "ClaimNotReady", "is in the cluster turin, not in milan"))
         .await;
 }
 
@@ -93,7 +93,7 @@ async fn a_volume_that_names_another_claim_and_a_twin_of_another_volume_are_not_
         .await;
 }
 
-/// Its volume holds it to the cluster that refuses it, so it does not go back.
+/// The volume restricts the pod to the cluster that refuses it, so the pod is not given up.
 #[tokio::test]
 async fn a_refused_pod_with_its_data_there_says_how_to_move_them() {
     const MOVE: &str = "liqo-csi move volume data -n shop";

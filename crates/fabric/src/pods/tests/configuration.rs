@@ -11,7 +11,7 @@ use crate::offload::{
 const SETTINGS: &str = "/api/v1/namespaces/shop/configmaps/settings";
 const COPY: &str = "/api/v1/namespaces/shop-home/configmaps/settings";
 
-/// With a pod that has an optional variable of a `ConfigMap`, and with copies.
+/// A world with copies, and a pod that has an optional variable of a `ConfigMap`.
 async fn with_settings() -> World {
     let mut world = World::with_pod(true).await;
     world.is_copied = true;
@@ -107,7 +107,7 @@ fn waits(world: &World, reason: &str, words: &str) -> bool {
     status["reason"] == reason && status["message"].as_str().unwrap_or_default().contains(words)
 }
 
-/// With a pod that requires the object, which is a `ConfigMap` or a Secret.
+/// A world with a pod that requires the object, which is a `ConfigMap` or a Secret.
 async fn with_required(kind: &str, name: &str, mut object: Value) -> World {
     let world = with_settings().await;
     object["metadata"]["name"] = name.into();
@@ -203,7 +203,7 @@ async fn objects_that_are_never_copied_keep_a_pod_here() {
         .await;
 }
 
-/// Only when it exists it shows whether it is copied.
+/// Whether the object is copied is known only when it exists.
 #[tokio::test]
 async fn a_pod_waits_for_an_object_that_neither_cluster_has() {
     const LATE: &str = "/api/v1/namespaces/shop/secrets/late";
@@ -235,7 +235,7 @@ async fn a_pod_waits_for_an_object_that_neither_cluster_has() {
     optional.run_until(World::is_running).await;
 }
 
-/// For example because both clusters have one.
+/// For example, controllers of both clusters create one.
 #[tokio::test]
 async fn objects_that_are_never_copied_and_are_there_keep_no_pod_here() {
     let own = json!({"metadata": {"labels": {"liqo.io/skip-reflection": "true"}}});
@@ -268,7 +268,8 @@ async fn a_pod_waits_while_the_cluster_refuses_what_it_requires() {
     world.run_until(World::is_running).await;
 }
 
-/// Most are made by controllers of both clusters, such as those of a service mesh: there the pod needs the ones there.
+/// Controllers of both clusters, such as those of a service mesh, create most such objects: the pod
+/// needs those of its own cluster.
 #[tokio::test]
 async fn a_pod_with_an_object_of_others_runs_and_says_so() {
     let world = with_required(

@@ -104,7 +104,7 @@ async fn a_refused_pod_is_given_up() {
     world
         .there
         .fault(Fault::new("POST", "/shop-home/pods", Act::Forbid(why)));
-    // A deleted pod of a Job has failed: that one waits.
+    // A Job counts a deleted pod as failed, so its pod keeps waiting.
     let job = "/api/v1/namespaces/shop/pods/job";
     let mut pod = world.home_pod();
     pod["metadata"] = json!({"ownerReferences": [
@@ -202,7 +202,7 @@ async fn one_pod_of_a_controller_is_given_up_a_minute() {
     world.run_until(|world| world.home.object(other).is_none()).await;
     assert!(world.home.object(POD).is_some() && world.there.object(THERE).is_some());
     assert_eq!(world.avoided().len(), 2);
-    // A minute later its time has come, and the cluster is avoided for longer.
+    // A minute later the time has passed, and the cluster is avoided for longer.
     world.home.change(OFFLOADING, |it| {
         for entry in it["status"]["avoidedClusters"].as_array_mut().unwrap() {
             entry["since"] = json!("2026-01-01T00:00:00Z");
@@ -242,7 +242,7 @@ async fn jobs_and_pods_with_data_there_stay() {
         pod["metadata"]["ownerReferences"][0]["uid"] = json!("of-data");
         pod["spec"]["volumes"] = json!([{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]);
     });
-    // That one is created later than the others, and given up all the same.
+    // The last pod is created later than the others, and given up as well.
     let web = world.home_pod();
     world.home.remove(POD);
     let waits = |name: &str| {
@@ -311,7 +311,7 @@ async fn without_the_policy_or_with_an_older_definition_pods_stay() {
 #[tokio::test]
 async fn a_given_up_pod_never_runs_despite_a_crash_at_any_write() {
     let mut has_ended = false;
-    // Before that it does not matter whether a node there takes it.
+    // Before that, it does not matter whether a remote node accepts the pod.
     for writes in 4..MOST_WRITES + 3 {
         let world = World::full().await;
         let died = world.crash_after(writes, World::is_gone).await;

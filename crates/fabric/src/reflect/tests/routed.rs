@@ -125,7 +125,7 @@ async fn endpoint_changes_are_copied_without_a_list() {
     let world = World::routed().await;
     let (idle, uid) = (watch::Sender::new(None), std::cell::OnceCell::new());
     let step = std::cell::Cell::new(0);
-    // One run, in which each change is seen to.
+    // In one run, which handles each change.
     world
         .run_idle_until(&idle, |world| {
             let (reported, is_drifted) = (
@@ -166,7 +166,7 @@ async fn endpoint_changes_are_copied_without_a_list() {
 async fn copied_endpoints_are_deleted_when_routes_are_removed() {
     let world = World::routed().await;
     world.run_until(|world| !world.copy("db-v4").is_null()).await;
-    // That of the cluster's own controller, and of another home.
+    // A slice of the cluster's own controller, and a copy of another home cluster.
     let own = json!({"metadata": {"labels": {"kubernetes.io/service-name": "db"}}, "addressType": "IPv4"});
     world.there.put(&format!("{COPIES}/own"), own);
     let mut theirs = world.copy("db-v4");

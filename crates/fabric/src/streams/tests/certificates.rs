@@ -119,7 +119,7 @@ async fn failed_certificate_requests_are_reported() {
                     home.change(&path, |it| it["status"]["conditions"] = denied);
                 }
                 1 => home.remove(&path),
-                // That of another key.
+                // The certificate of another key.
                 2 => publish(&home, &path, Ca::new().0.pem()),
                 _ => publish(&home, &path, "no certificate".to_owned()),
             }

@@ -175,7 +175,6 @@ impl World {
         world
     }
 
-    /// A connection with this certificate.
     async fn call(&self, certificate: Option<ClientCertificate>) -> io::Result<Connection> {
         Self::call_at(self.address, certificate).await
     }

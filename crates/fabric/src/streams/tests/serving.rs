@@ -1,4 +1,4 @@
-//! What is passed on, and what is not.
+//! Which requests are passed on, and which are refused.
 
 use super::*;
 use crate::streams::request::Kind;
@@ -89,7 +89,7 @@ async fn a_log_is_passed_on_as_it_is_written() {
     let world = World::bounded(
         Act::Log(written),
         Bounds {
-            // A log that is followed may be quiet for longer than others may take to answer.
+            // A followed log may have no data for longer than the timeout of other answers.
             answer: Duration::from_millis(1),
             ..Bounds::default()
         },

@@ -1,5 +1,5 @@
-//! What a pod asks for that its remote cluster understands in another way, or not at all. Such a pod runs there, with
-//! an event.
+//! The fields of a pod that its remote cluster interprets differently, or ignores. Such a pod runs
+//! there, and gets an event.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ use super::{
 };
 use crate::volume::is_within;
 
-/// Labels by which a pod selects a virtual node, beside those in the domain liqo.io.
+/// Labels by which a pod selects virtual nodes, in addition to those in the domain liqo.io.
 const OF_VIRTUAL_NODES: [&str; 3] = ["kubernetes.io/hostname", "kubernetes.io/role", "type"];
 /// The fields of a container that may hold the name of a Service.
 const WITH_NAMES: [&str; 7] = [
@@ -27,13 +27,13 @@ const WITH_NAMES: [&str; 7] = [
     "startupProbe",
 ];
 
-/// Where a pod runs.
+/// The cluster and namespace in which a pod runs.
 pub struct Destination<'a> {
     pub cluster: &'a str,
     /// The remote namespace.
     pub namespace: &'a str,
-    /// Labels by which others than the pod select its node: the `clusterSelector` of its namespace, and the
-    /// `RemoteCluster`.
+    /// Labels by which the `clusterSelector` of the namespace and the `RemoteCluster` select the
+    /// pod's node.
     pub selected: BTreeSet<String>,
     pub settings: &'a RemoteSettings,
 }
@@ -112,7 +112,8 @@ pub fn caveats(home: &Value, destination: &Destination<'_>) -> Vec<(&'static str
     all
 }
 
-/// Spreading over clusters is not meant: the scheduler at home does that.
+/// A pod whose required spreading is only preferred in the remote cluster. Spreading over clusters
+/// still works: the scheduler at home does it.
 fn spread_preferred(spec: &Value, cluster: &str) -> Option<(&'static str, String)> {
     let all = spec["topologySpreadConstraints"].as_array().into_iter().flatten();
     let required: BTreeSet<&str> = all
@@ -128,7 +129,7 @@ fn spread_preferred(spec: &Value, cluster: &str) -> Option<(&'static str, String
     (!required.is_empty()).then_some(("TopologySpreadPreferred", note))
 }
 
-/// A directory of a volume that has another name there.
+/// A pod that names a directory of a volume by a variable with another value in the remote cluster.
 fn path_of_home(home: &Value, destination: &Destination<'_>) -> Option<(&'static str, String)> {
     let paths = volumes::keep_data(&home["spec"]).then(|| paths_of_home(home, destination))?;
     let note = format!(
@@ -141,8 +142,9 @@ fn path_of_home(home: &Value, destination: &Destination<'_>) -> Option<(&'static
     (!paths.is_empty()).then_some(("PathOfHome", note))
 }
 
-/// The arguments with a variable that has another value there, and the variables that are made from one and may be a
-/// path. Others than these may be for logs and metrics only.
+/// The arguments that use a variable with another value in the remote cluster, and the variables
+/// that are built from such a variable and may be paths. Other uses may be for logs and metrics
+/// only, and are ignored.
 fn paths_of_home(home: &Value, destination: &Destination<'_>) -> BTreeSet<String> {
     let (spec, mut found) = (&home["spec"], BTreeSet::new());
     let kept = as_carried(home.clone(), destination.settings);
@@ -181,7 +183,8 @@ fn paths_of_home(home: &Value, destination: &Destination<'_>) -> BTreeSet<String
     found
 }
 
-/// Whether a field of the downward API has another value there. Uids and addresses differ with each pod.
+/// Whether a field of the downward API has another value in the remote cluster. Uids and addresses
+/// differ for each pod anyway, so they do not count.
 fn differs(home: &Value, kept: &Value, field: &str, destination: &Destination<'_>) -> bool {
     match field {
         "metadata.namespace" => home["metadata"]["namespace"] != destination.namespace,
@@ -190,7 +193,7 @@ fn differs(home: &Value, kept: &Value, field: &str, destination: &Destination<'_
     }
 }
 
-/// The labels by which the pod itself requires its node, and that are not carried.
+/// The node labels that the pod itself requires, and that are not carried to the remote pod.
 fn ignored_labels<'a>(spec: &'a Value, selected: &BTreeSet<String>) -> BTreeSet<&'a str> {
     let is_ignored = |key: &&str| {
         let domain = key.split_once('/').map_or("", |(domain, _)| domain);

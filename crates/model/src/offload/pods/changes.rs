@@ -106,8 +106,8 @@ pub(super) fn record(home: &Value) -> String {
     json!(record).to_string()
 }
 
-/// The record of a remote pod. If it was removed, the current home pod counts as carried: no change at home,
-/// no change there.
+/// The record of a remote pod. If another client removed it, the current home pod counts as
+/// carried, so that only later changes at home are applied.
 fn record_of(home: &Value, remote: &Value) -> Record {
     let written = remote["metadata"]["annotations"][CARRIED].as_str();
     let read = written.and_then(|text| serde_json::from_str(text).ok());

@@ -1,8 +1,8 @@
 //! The next step for one pod. [`super`] explains the order.
 
 impl HomePod {
-    /// Whether it was assigned to a cluster, and either may have run there or must not run any more. Until
-    /// then its namespace decides where it runs.
+    /// Whether the pod is assigned to a cluster, and either may have run there or must not run any
+    /// more. Until then its namespace decides where it runs.
     #[must_use]
     pub const fn may_run(&self) -> bool {
         self.claimed && (self.started || self.deleting.is_some())
@@ -10,7 +10,7 @@ impl HomePod {
 }
 
 /// What the controller observed of a home pod.
-#[expect(clippy::struct_excessive_bools, reason = "each is a fact by itself")]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts about one pod")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HomePod {
     /// The grace period in seconds, if it is being deleted.
@@ -81,7 +81,7 @@ pub struct PodFacts {
 pub enum End {
     /// It is deleted: its controller creates another one.
     Deleted,
-    /// It becomes `Failed`: no controller would replace it, and the record stays.
+    /// It becomes `Failed`, so that its status can still be read: no controller would replace it.
     Failed,
 }
 
@@ -145,7 +145,8 @@ fn end(home: HomePod, facts: &PodFacts) -> Act {
     match &facts.there {
         RemotePod::Unknown(_) if facts.out_of_service => Act::RemoveFinalizer,
         RemotePod::Gone | RemotePod::Earlier { .. } | RemotePod::Foreign => Act::RemoveFinalizer,
-        // How it ended is copied before it is deleted: a Job would run again what has succeeded.
+        // The result is copied before the pod is deleted: otherwise a Job would run again what has
+        // succeeded.
         RemotePod::Ours { ended: true, .. } if !home.ended => Act::Reflect,
         RemotePod::Ours { deleting: None, .. } => Act::DeleteThere(grace),
         // A second deletion with a shorter grace period is passed on.
@@ -337,7 +338,7 @@ mod tests {
                     ..facts(home, there)
                 })
             };
-            // One whose containers are always restarted was terminated by its deletion.
+            // A pod whose containers are always restarted ended because it was deleted.
             let drained = if is_finite {
                 Act::Reflect
             } else {

@@ -3,8 +3,9 @@
 
 use serde_json::Value;
 
-/// Fields that remote policies and webhooks rewrite, or that the fabric writes for the remote cluster, with
-/// everything below them: another value is accepted; a missing field is not, nor a value that only lacks some.
+/// Fields that remote policies and webhooks rewrite, or that the fabric sets for the remote
+/// cluster, with everything below them. Another value is accepted, but not a missing field, nor a
+/// value that only lacks some parts.
 const MAY_DIFFER: [&str; 26] = [
     "activeDeadlineSeconds",
     "affinity",
@@ -36,7 +37,7 @@ const MAY_DIFFER: [&str; 26] = [
 ];
 /// Maps whose keys are no fields: a missing one was removed.
 const MAPS: [&str; 3] = ["limits", "nodeSelector", "requests"];
-/// This field may be missing: API servers that know it write a default into every pod.
+/// This field may be missing: API servers that know the field write a default into every pod.
 const MAY_BE_MISSING: &str = "resizePolicy";
 /// Fields of a variable: webhooks that fetch secrets write another value, or a value instead of a reference.
 const OF_VARIABLES: [&str; 3] = ["configMapKeyRef", "secretKeyRef", "value"];

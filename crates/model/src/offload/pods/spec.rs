@@ -325,7 +325,8 @@ pub fn claims(home: &Value) -> Vec<String> {
 /// `ConfigMap`s and Secrets, and for each whether it is required.
 pub type Configuration = BTreeMap<(Kind, String), bool>;
 
-/// What a pod refers to. Without the certificates beside its token, which its remote pod does not have.
+/// The `ConfigMap`s and Secrets that a pod refers to. The CA certificates of its token's volume are not
+/// included: its remote pod has no such volume.
 #[must_use]
 pub fn configuration(home: &Value) -> Configuration {
     const KEYS: [(Kind, &str); 6] = [

@@ -155,9 +155,9 @@ pub fn disrupted_status(home: &Value, reason: &str, message: &str, now: &str) ->
     json!({"conditions": others.chain([disrupted]).collect::<Vec<_>>()})
 }
 
-/// The merge patch of a pod whose remote pod is gone without another end: it has failed. `None` if it has
-/// terminated already. A pod that is being deleted was disrupted only if it has that condition already: an eviction
-/// sets it, a deletion by a user does not.
+/// The merge patch of a pod whose remote pod does not exist any more and has not terminated: it has
+/// failed. `None` if it has terminated already. A pod that is being deleted gets no condition
+/// `DisruptionTarget`: an eviction has set it already, and a deletion by a user is no disruption.
 #[must_use]
 pub fn final_status(home: &Value, reason: &str, message: &str, now: &str) -> Option<Value> {
     if matches!(home["status"]["phase"].as_str(), Some("Succeeded" | "Failed")) {
@@ -186,9 +186,9 @@ pub fn final_status(home: &Value, reason: &str, message: &str, now: &str) -> Opt
     Some(status)
 }
 
-/// The merge patch of a pod that is gone, if all its containers were seen to succeed: the phase that a kubelet gives it
-/// just before it deletes it. `None` if it has one, or another container ended: that was the deletion, or would have
-/// been started again.
+/// The merge patch of a deleted pod, if all its containers have succeeded: the phase that a kubelet
+/// sets just before it deletes a pod. `None` if it has terminated already, or if another container
+/// has ended, because of the deletion or before a restart.
 #[must_use]
 pub fn ended_status(home: &Value) -> Option<Value> {
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
@@ -201,7 +201,7 @@ pub fn ended_status(home: &Value) -> Option<Value> {
     (have_all && !is_over).then(|| json!({"phase": "Succeeded"}))
 }
 
-/// The status of a container of which the end was not seen, as kubelet writes it.
+/// The status of a container whose end was not observed, as kubelet writes it.
 fn ended(container: &Value, message: &str, now: &str) -> Value {
     let running = &container["state"]["running"];
     let mut container = container.clone();
@@ -239,7 +239,8 @@ fn own(home: &Value) -> impl Iterator<Item = &Value> {
     home["status"]["conditions"].as_array().into_iter().flatten()
 }
 
-/// The message of the remote scheduler, if it finds no node for the pod; or what keeps it from looking for one.
+/// The message of the remote scheduler, if it finds no node for the pod; or the scheduling gates
+/// that keep it from searching one.
 fn unscheduled(remote: &Value) -> Option<String> {
     let all = remote["status"]["conditions"].as_array()?;
     let scheduled = all.iter().find(|it| it["type"] == "PodScheduled")?;
@@ -248,7 +249,8 @@ fn unscheduled(remote: &Value) -> Option<String> {
     let why = match scheduled["reason"].as_str() {
         _ if scheduled["status"] != "False" => return None,
         Some("Unschedulable") => scheduled["message"].as_str().unwrap_or_default().to_owned(),
-        // The fabric's own is removed soon; others are added by queues there.
+        // The fabric's gate is removed soon. Others are added by queueing systems in the remote
+        // cluster.
         Some("SchedulingGated") if !gates.is_empty() && !gates.contains(&GATE) => {
             format!("its scheduling gates there are not removed: {}", gates.join(", "))
         }

@@ -1,29 +1,33 @@
-//! Whether a pod that no node there takes, or that its cluster refuses, is given up: it is deleted, so that its
-//! controller creates another one, which prefers other clusters. Only the deletion of the remote pod before it has a
-//! node proves that it never runs; one that is refused does not exist.
+//! Whether a pod that no remote node accepts, or that the remote cluster refuses, is given up: it
+//! is deleted, so that its controller creates another one, which prefers other clusters. The pod
+//! never runs if its remote pod is deleted before it has a node, or was refused and so does not
+//! exist.
 
 use std::time::Duration;
 
 use serde_json::Value;
 
-/// Controllers that replace each pod that is deleted. For a Job a deleted pod has failed.
+/// Controllers that replace each deleted pod. A Job is not one of them: it counts a deleted pod as
+/// failed.
 const REPLACING: [(&str, &str); 3] = [
     ("apps/v1", "ReplicaSet"),
     ("v1", "ReplicationController"),
     ("apps/v1", "StatefulSet"),
 ];
-/// Of each controller one pod is given up in this time. What keeps one from that is read again after as long.
+/// The shortest time between two pods of one controller that are given up. What blocks giving up a
+/// pod is read again after the same time.
 const PAUSE: Duration = Duration::from_mins(1);
 const LONGEST_AVOIDED: Duration = Duration::from_mins(30);
-/// Controllers and clusters in the status of a namespace, which every API server at home reads.
+/// The maximum number of entries in the status of a namespace, which every API server at home
+/// evaluates.
 const MOST_AVOIDED: usize = 64;
 
-/// A pod that waits for a node there, or is refused there.
+/// A pod that waits for a remote node, or that the remote cluster refuses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unplaced {
     /// The uid of the controller of its home pod.
     pub controller: String,
-    /// What the scheduler there says, or why it is refused.
+    /// The message of the remote scheduler, or the reason of the refusal.
     pub why: String,
 }
 
@@ -38,17 +42,17 @@ pub struct Avoided {
     pub until: i64,
 }
 
-/// What was read only because a pod has waited long enough.
-#[expect(clippy::struct_excessive_bools, reason = "each is a fact by itself")]
+/// Facts that are read only if a pod has waited long enough.
+#[expect(clippy::struct_excessive_bools, reason = "independent facts about one pod")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Circumstances {
-    /// Whether new pods of the namespace may run here or there, by a live read.
+    /// Whether new pods of the namespace may run at home or in remote clusters, read live.
     pub may_run_anywhere: bool,
-    /// Whether the policy is in force by which the next pod avoids the cluster.
+    /// Whether the policy exists by which the next pod avoids the cluster.
     pub is_avoidable: bool,
-    /// Whether a claim of the pod has its data there.
+    /// Whether a claim of the pod has its data in the cluster.
     pub is_tied: bool,
-    /// Whether an autoscaler there adds a node for it.
+    /// Whether an autoscaler in the cluster adds a node for the pod.
     pub scales_up: bool,
 }
 
@@ -56,11 +60,11 @@ pub struct Circumstances {
 pub struct UnplacedFacts<'a> {
     pub pod: &'a Unplaced,
     pub cluster: &'a str,
-    /// For how long it has been seen waiting.
+    /// For how long the pod has been observed waiting.
     pub waited: Duration,
-    /// After what time such pods are given up; `None` for never.
+    /// The time after which such pods are given up; `None` for never.
     pub give_up_after: Option<Duration>,
-    /// The status of the namespace.
+    /// The avoided clusters in the status of the namespace.
     pub avoided: &'a [Avoided],
     /// Seconds since 1970.
     pub now: i64,
@@ -69,18 +73,20 @@ pub struct UnplacedFacts<'a> {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UnplacedStep {
-    /// It waits there.
+    /// The pod keeps waiting.
     Stay,
-    /// It waits there, and is looked at again after this time.
+    /// The pod keeps waiting, and is checked again after this time.
     StayFor(Duration),
-    /// The circumstances decide.
+    /// Read the [`Circumstances`] and decide again.
     Read,
-    /// This is written as the clusters that pods of the namespace avoid, and then the remote pod is deleted.
+    /// Write this to the status as the clusters that pods of the namespace avoid, then delete the
+    /// remote pod.
     GiveUp(Vec<Avoided>),
 }
 
-/// The remote pod, if it waits for a node and may be given up: no node there is promised to it, its controller
-/// replaces it wherever it ended, and the scheduler here sent it there and can send the next one elsewhere.
+/// The remote pod, if it waits for a node and may be given up: no node is nominated for it, its
+/// controller replaces it however it ended, and the scheduler at home chose its node and can choose
+/// another one for the next pod.
 #[must_use]
 pub fn unplaced(home: &Value, remote: &Value) -> Option<Unplaced> {
     let is_set = |value: &Value| value.as_str().is_some_and(|it| !it.is_empty());
@@ -102,8 +108,8 @@ pub fn unplaced(home: &Value, remote: &Value) -> Option<Unplaced> {
     waits.then(|| replaceable(home, why)).flatten()
 }
 
-/// A home pod that does not run for this reason, if its controller replaces it wherever it ended, and the scheduler
-/// here chose its node and can choose another one for the next.
+/// A home pod that does not run for this reason, if its controller replaces it however it ended,
+/// and the scheduler at home chose its node and can choose another one for the next pod.
 #[must_use]
 pub fn replaceable(home: &Value, why: &str) -> Option<Unplaced> {
     let is_deleted = home["metadata"]["deletionTimestamp"].is_string();
@@ -126,12 +132,14 @@ fn condition<'a>(pod: &'a Value, kind: &str) -> Option<&'a Value> {
     all.iter().find(|it| it["type"] == kind)
 }
 
-/// Whether the scheduler chose its node. The next pod of a template that names the node would be there again.
+/// Whether the scheduler chose its node. If the template names the node, the next pod would have
+/// the same one.
 fn is_scheduled(pod: &Value) -> bool {
     condition(pod, "PodScheduled").is_some_and(|it| it["status"] == "True")
 }
 
-/// Whether neither `RuntimeClass`, selector nor affinity holds a pod to virtual nodes.
+/// Whether the pod may run at home: neither `RuntimeClass`, selector nor affinity restricts it to
+/// virtual nodes.
 fn may_run_here(spec: &Value) -> bool {
     let required = &spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
     let terms = required["nodeSelectorTerms"].as_array();
@@ -164,7 +172,7 @@ pub fn decide_unplaced(facts: &UnplacedFacts<'_>) -> UnplacedStep {
         let next = last.saturating_add(seconds(PAUSE));
         let left = u64::try_from(next.saturating_sub(facts.now)).unwrap_or_default();
         if left > 0 {
-            // Another clock may have been ahead.
+            // The clock of another replica may have been ahead.
             return UnplacedStep::StayFor(Duration::from_secs(left).min(PAUSE));
         }
     }
@@ -180,8 +188,9 @@ pub fn decide_unplaced(facts: &UnplacedFacts<'_>) -> UnplacedStep {
     }
 }
 
-/// A controller whose pods come back although it avoids the cluster does so for twice as long. At first that is
-/// longer than the next pod waits before it is given up, too, or it would not be seen that it came back.
+/// Doubles the time for which a controller avoids the cluster, if its pods return there
+/// nevertheless. The first time is longer than the next pod waits before it is given up: otherwise
+/// its return would not be noticed.
 fn avoided_next(facts: &UnplacedFacts<'_>, give_up_after: Duration) -> Vec<Avoided> {
     let is_this = |it: &Avoided| it.controller == facts.pod.controller && it.cluster == facts.cluster;
     let mut all = still_avoided(facts.avoided, facts.now);
@@ -202,7 +211,7 @@ fn avoided_next(facts: &UnplacedFacts<'_>, give_up_after: Duration) -> Vec<Avoid
     all.split_off(all.len().saturating_sub(MOST_AVOIDED))
 }
 
-/// Those of which the time has not passed.
+/// The entries whose time has not passed.
 #[must_use]
 pub fn still_avoided(all: &[Avoided], now: i64) -> Vec<Avoided> {
     all.iter().filter(|it| it.until > now).cloned().collect()

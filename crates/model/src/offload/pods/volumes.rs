@@ -12,16 +12,17 @@ pub(super) const TOKEN_PATH: &str = "/var/run/secrets/kubernetes.io/serviceaccou
 /// The certificates in it. The second is added by `OpenShift`.
 pub(super) const TOKEN_CERTIFICATES: [&str; 2] = ["kube-root-ca.crt", "openshift-service-ca.crt"];
 
-/// What a kind of volume means in another cluster.
+/// How a kind of volume works in another cluster.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Means {
-    /// The same: the objects that it names are copied, exist there under the same name, or are outside of both clusters.
+    /// Unchanged: the objects that it names are copied, exist there under the same name, or are
+    /// outside of both clusters.
     TheSame,
-    /// The same, with a Secret of the pod's namespace, which is copied: the JSON pointer to its name. Kubelets need it to
-    /// mount the volume.
+    /// Unchanged, with a Secret of the pod's namespace, which is copied: the JSON pointer to its
+    /// name. Kubelets need it to mount the volume.
     WithSecret(&'static str),
-    /// It exists only in the home cluster: `ephemeral` makes a claim here, the others use what is installed on its
-    /// machines.
+    /// Only at home: `ephemeral` makes Kubernetes create a claim at home, the others use what is
+    /// installed on the nodes.
     AtHomeOnly,
 }
 

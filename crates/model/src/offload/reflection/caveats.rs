@@ -1,5 +1,5 @@
-//! What a Service leads to in a remote cluster, where that is something else than at home, or nothing. It is copied, with
-//! an event.
+//! Services that lead to other endpoints in a remote cluster than at home, or to none. They are
+//! copied, and get an event.
 
 use serde_json::Value;
 

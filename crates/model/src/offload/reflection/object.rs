@@ -14,10 +14,11 @@ use crate::volume::{digest, is_within, marks_ownership};
 
 /// Digits of the hashes in a [`Fingerprint`].
 const DIGITS: usize = 32;
-/// Domains of keys that concern the object itself, never its copy: ours and Liqo's, those of tools that would
-/// prune the copy as missing from their sources, and those of controllers that would act in the remote cluster
-/// as if its users had asked: copy a Secret into namespaces of others, or publish a Service once more. The holder of a
-/// lock renews it every two seconds, which must not be a write in each cluster.
+/// Domains of keys that concern the object itself, never its copy: ours and Liqo's; those of tools
+/// that would prune the copy as missing from their sources; and those of controllers in the remote
+/// cluster that would copy a Secret into other namespaces, or publish a Service once more, without
+/// a request of the users there. The holder of a lock renews it every two seconds, which must not
+/// cause a write in each cluster.
 const OWN_MEANING: [&str; 12] = [
     "control-plane.alpha.kubernetes.io",
     "liqo.io",
@@ -41,8 +42,8 @@ const CREDENTIALS: [&str; 2] = [
     "kubernetes.io/service-account-token",
     "bootstrap.kubernetes.io/token",
 ];
-/// Annotations of Secrets that hold a token of a service account: `OpenShift` keeps the credentials of its registry
-/// in such.
+/// Annotations of Secrets that contain a token of a service account: in these, `OpenShift` keeps
+/// the credentials of its registry.
 const OF_AN_ACCOUNT: [&str; 2] = [
     "kubernetes.io/service-account.name",
     "openshift.io/internal-registry-auth-token.service-account",
@@ -271,7 +272,7 @@ fn content_there(kind: Kind, object: Value) -> Value {
     }
 }
 
-/// A slice completely: fields that others add to an endpoint are compared as well.
+/// All fields of a slice: those that others add to an endpoint are compared as well.
 fn endpoints(object: &Value) -> Value {
     let what_is_said = |of: &Value| -> Value {
         let all = of.as_object().into_iter().flatten();

@@ -190,8 +190,8 @@ fn a_service_has_one_address_or_two_as_at_home() {
     }
 }
 
-/// Controllers in the remote cluster obey annotations: it is not for a copy to spread a Secret further, or to
-/// publish a Service a second time.
+/// Controllers in the remote cluster act on annotations. A copy must not make them spread a Secret
+/// further, or publish a Service a second time.
 #[test]
 fn what_controllers_are_told_of_an_object_is_not_told_of_its_copy() {
     let told = [
@@ -240,7 +240,7 @@ fn some_objects_stay_at_home() {
         let token = named("token", Kind::Secret, json!({"type": of_type}));
         assert_eq!(refused(Kind::Secret, token), Err(why));
     }
-    // A user's own credentials of a registry, and those that OpenShift makes of a token.
+    // A registry's credentials of a user, and those that OpenShift derives from a token.
     let mut registry = named(
         "registry",
         Kind::Secret,

@@ -14,7 +14,6 @@ pub enum Refusal {
     /// The volume exists with other properties.
     #[error("a volume of this name exists with another {}", list(.0))]
     Differs(Vec<Part>),
-    /// The claim was deleted or replaced.
     #[error("the claim was deleted, or replaced by another one of the same name")]
     ClaimGone,
     /// The request is outdated.
@@ -26,20 +25,16 @@ pub enum Refusal {
         selected: Option<String>,
         requested: String,
     },
-    /// The real class is virtual.
     #[error("the real class turned out to be virtual itself (provisioner {0}): name a real one")]
     Loops(String),
-    /// It was handed over, and its twin is deleted.
     #[error(
         "the volume was handed over before, but its twin was deleted: the data may be lost, and an empty new volume would hide that"
     )]
     Vanished,
-    /// It was handed over, and its twin is being deleted.
     #[error(
         "the volume was handed over before, but its twin is being deleted: the controller retains its PV and creates the twin again for it"
     )]
     Losing,
-    /// It is being released.
     #[error(
         "the volume was handed over before, and is being released: `liqo-csi release pvc` completes that"
     )]
@@ -50,7 +45,6 @@ pub enum Refusal {
          cluster was restored from a backup, restore the claim together with its PersistentVolume"
     )]
     Moves,
-    /// It was handed over, and its PV was deleted.
     #[error("the volume was handed over before, but the PV of its twin was deleted: the data may be lost")]
     Lost,
     /// It was handed over, and is not accessible from the requested nodes.
@@ -61,7 +55,6 @@ pub enum Refusal {
     /// It is accessible from no node.
     #[error(transparent)]
     Nowhere(AffinityError),
-    /// It does not hold a copy of its source.
     #[error("the volume does not hold a copy of its source: {0}")]
     NoCopy(&'static str),
 }

@@ -68,13 +68,11 @@ pub enum AttachDecision {
     /// The cluster of the twin is unreachable.
     #[error("it is not known whether the volume has moved: {0}")]
     Unknown(String),
-    /// The data of this handle has moved.
     #[error(
         "the volume has moved: this handle is of its epoch {asked}, and the data is in epoch {current}. A cluster or a node that \
          was restored from a backup still has the old one"
     )]
     MovedOn { asked: Epoch, current: Epoch },
-    /// A mover of a move that has ended.
     #[error("the move of this mover has ended")]
     MoveOver,
 }

@@ -8,7 +8,6 @@ use super::{
 };
 use crate::volume::moving::{SourceMark, TargetMark, VolumeMark};
 
-/// The decision for one claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClaimDecision {
     Do(ClaimStep),

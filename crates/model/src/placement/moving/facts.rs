@@ -142,7 +142,7 @@ pub struct VirtualVolume {
 /// It then names the claim of the mover, which mounts it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RemoteVolume {
-    /// The twin, which is the claim of this PV. Nobody locks it.
+    /// The twin, which is the claim of this PV. No move locks it.
     pub twin: ClaimNow,
     pub twin_uid: String,
     /// The PV. It is held by the claim if it names the twin, and by the move if it names the mover's claim.
@@ -186,7 +186,7 @@ pub enum HeldBy {
     Claim,
     /// This move: the name of the claim, and the uid of the move.
     Move,
-    /// Another object, in words.
+    /// Another object, as error messages name it.
     Other(String),
 }
 
@@ -209,7 +209,6 @@ pub enum SourceTwin {
     Recovered,
 }
 
-/// The twin at the target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TargetTwin {
     /// Its cluster is no longer declared.

@@ -101,7 +101,6 @@ pub enum RollbackReason {
     /// A pod started before the gate was closed.
     #[error("pods use a claim: {0:?}")]
     InUse(Vec<String>),
-    /// The gate of a claim was opened by another client.
     #[error("the gate of a claim was opened by another client")]
     GateOpen,
     /// The twin, and no PV with its data is retained.
@@ -140,7 +139,6 @@ pub enum VolumeFault {
     /// A late write of an earlier gate has gated it.
     #[error("was gated by a late write")]
     GatedLate,
-    /// Its twin is superseded.
     #[error("refers to a superseded twin")]
     MovedOn,
 }
@@ -173,11 +171,11 @@ pub enum Quiesce {
 /// Which deadlines have passed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OverDue {
-    /// That of the drain, since the gate.
+    /// The deadline of the drain, counted from the gate.
     pub drain: bool,
-    /// That of the downtime, since the drain.
+    /// The deadline of the downtime, counted from the drain.
     pub downtime: bool,
-    /// That of a retained copy.
+    /// The retention of the old copy.
     pub retention: bool,
 }
 

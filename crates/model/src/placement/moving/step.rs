@@ -16,7 +16,7 @@ pub enum Side {
 }
 
 impl Side {
-    /// In a word.
+    /// `source` or `target`, for labels and messages.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -162,7 +162,6 @@ pub enum Waiting {
     VolumeTaken(String),
     #[error("the PersistentVolume does not exist, and there is no record from which to create it again")]
     NoManifest,
-    /// The source is kept for `retainSource`.
     #[error("the source is kept until retainSource ends")]
     Retention,
     /// Both copies are kept for `retainSource`, because the claim was deleted during the move.

@@ -10,10 +10,7 @@ use crate::placement::{
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "facts about one object, each seen by itself"
-)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts about one object")]
 struct Claim {
     handed_over: bool,
     deleting: bool,
@@ -46,10 +43,7 @@ enum Run {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "facts about one object, each seen by itself"
-)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts about one object")]
 struct World {
     remote: bool,
     /// Whether the twin records its claim.
@@ -328,7 +322,7 @@ impl World {
         if self.given && !self.waived && !self.real.is_none_or(is_safe) {
             return Err(format!("its data is not safe: {twin:?}"));
         }
-        // Which is what the event says of a twin that is reported.
+        // A reported twin has an event that says this.
         if !self.named && !self.waived && !self.real.is_none_or(is_safe) {
             return Err(format!("its PV is not retained: {twin:?}"));
         }

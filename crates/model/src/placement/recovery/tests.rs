@@ -26,10 +26,7 @@ enum Kind {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "facts about one object, each seen by itself"
-)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts about one object")]
 struct Claim {
     uid: u8,
     kind: Kind,
@@ -41,10 +38,7 @@ struct Claim {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "facts about one object, each seen by itself"
-)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts about one object")]
 struct Pv {
     uid: u8,
     /// The name of the volume's own PV is reused after its deletion.
@@ -78,10 +72,7 @@ struct Run {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "facts about one object, each seen by itself"
-)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts about one object")]
 struct World {
     remote: bool,
     /// Whether the PV of the volume is recorded.
@@ -112,7 +103,7 @@ const FIRST: u8 = 10;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Event {
     Start(usize, Goal),
-    /// After the twin could not be read.
+    /// The recovery starts because the twin could not be read.
     StartUnread(usize),
     Crash(usize),
     GoOn(usize),

@@ -16,7 +16,7 @@ pub struct SnapshotClass {
 /// The snapshot classes of a cluster, as far as they can be read.
 #[derive(Clone, Copy, Debug)]
 pub enum KnownSnapshotClasses<'a> {
-    /// The relevant ones.
+    /// The relevant classes.
     Listed(&'a [SnapshotClass]),
     /// This driver may not read them.
     Unreadable,
@@ -37,7 +37,6 @@ pub enum SnapshotClassError {
         driver: String,
         cluster: ClusterId,
     },
-    /// Its driver cannot be determined.
     #[error(
         "cannot determine whether the real VolumeSnapshotClass {class:?} belongs to the volume's driver in the cluster {cluster}, because this driver may not read PersistentVolumes or VolumeSnapshotClasses there: omit {} to use the driver's default class, or grant the rights",
         SnapshotParameters::REAL_CLASS

@@ -40,7 +40,6 @@ pub enum UserSnapshot {
     Other,
 }
 
-/// The twin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ImportedTwin {
     Absent,
@@ -97,7 +96,7 @@ impl StoredSnapshot {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(
     clippy::struct_excessive_bools,
-    reason = "facts about several objects, each seen by itself"
+    reason = "independent facts about several objects"
 )]
 pub struct SnapshotImportFacts {
     /// Whether the import is recorded on the real content.
@@ -153,22 +152,17 @@ pub enum SnapshotObstacle {
     /// It, or its content, is being deleted.
     #[error("it is being deleted")]
     Deleting,
-    /// Its content was deleted.
     #[error("its VolumeSnapshotContent {0} was deleted")]
     ContentGone(String),
     /// It already belongs to this driver, or is a twin.
     #[error("it is a snapshot of this driver")]
     Ours,
-    /// Its content is not bound to it.
     #[error("its VolumeSnapshotContent {0} is not bound to it")]
     Misbound(String),
-    /// It is a member of a group snapshot.
     #[error("it is a member of a group snapshot, and can only be deleted with the group")]
     Grouped,
-    /// A claim is being provisioned from it.
     #[error("the claim {0} is being provisioned from it: wait until it is Bound, or delete it")]
     InUse(String),
-    /// No volume could be provisioned from it.
     #[error(
         "no storage class has the provisioner {0}, so no volume could be provisioned from it: create one"
     )]
@@ -187,7 +181,6 @@ pub enum SnapshotObstacle {
          that you may get the owner and that its API answers, or remove it from the ownerReferences ({2})"
     )]
     UnreadableOwner(String, String, String),
-    /// A finalizer would block its deletion.
     #[error("the finalizer {0} would block its deletion: its controller must remove it first")]
     Finalizer(String),
     /// No class can be chosen for it.
@@ -196,7 +189,6 @@ pub enum SnapshotObstacle {
     /// The import was started with another class.
     #[error("its import was started with the class {0}: continue with that class, or undo it with --undo")]
     BegunWith(String),
-    /// It is being undone.
     #[error(
         "its import is being undone: run the command with --undo until that is complete, then it can be imported again"
     )]
@@ -250,7 +242,6 @@ pub enum SnapshotImportRefusal {
     /// Everything that blocks it.
     #[error("{}", crate::placement::lines(.0))]
     Obstacles(Vec<SnapshotObstacle>),
-    /// Another object has the name of the twin.
     #[error("another object has the name of its twin: delete it")]
     TwinForeign,
     /// Another content has the name.
@@ -259,13 +250,11 @@ pub enum SnapshotImportRefusal {
          data, unless its deletionPolicy is Retain)"
     )]
     ContentForeign(String),
-    /// A content is bound to a deleted snapshot.
     #[error(
         "the VolumeSnapshotContent {0} is bound to a snapshot that was deleted: delete it, too, and run this again. The data is safe on the \
          previous content, which is retained"
     )]
     ContentOutlived(String),
-    /// The content of the twin is being deleted.
     #[error(
         "the VolumeSnapshotContent {content} of its twin is being deleted. The data is safe on the \
          VolumeSnapshotContent {}, which is retained (driver {}, snapshot handle {}). Undo the import with --undo; if that is too \
@@ -280,21 +269,18 @@ pub enum SnapshotImportRefusal {
          can then be imported{}", .0.content, .0.driver, .0.handle, .0.also()
     )]
     DataLeaving(StoredSnapshot),
-    /// It is too late to undo the import, and the API server refuses an object.
     #[error(
         "its import was started, and the previous VolumeSnapshot is already deleted; but the API server refuses an object: {why}. The data is \
          safe on the VolumeSnapshotContent {content}, which is retained. Run this again when that is fixed, and the import is \
          completed: it is too late to undo it"
     )]
     NotAccepted { content: String, why: String },
-    /// Another snapshot of the name was created.
     #[error(
         "another VolumeSnapshot of that name was created in the meantime. The data is safe on the VolumeSnapshotContent {content}, which is \
          retained. Delete that snapshot, and run this again; or abandon the import by removing the annotation {key} of that content: then \
          liqo-csi volumes lists its twin, which has the data, and what to do with it", key = mark::IMPORT_SNAPSHOT, content = .0
     )]
     NameTaken(String),
-    /// Another run has undone it.
     #[error("its import was undone by another run of liqo-csi meanwhile")]
     Undone,
 }

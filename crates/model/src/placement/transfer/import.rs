@@ -41,7 +41,6 @@ pub enum ImportStep {
     AwaitDetached(String),
     /// Create the claim of this driver's class.
     MakeClaim,
-    /// Select a node for it.
     SelectNode,
     /// Wait until it is bound.
     AwaitAdopted,
@@ -83,12 +82,10 @@ pub enum ImportRefusal {
     /// Everything that blocks it.
     #[error("{}", crate::placement::lines(.0))]
     Obstacles(Vec<Obstacle>),
-    /// It is being undone.
     #[error(
         "this import is being undone: run the command with --undo until that is complete, then it can start again"
     )]
     Undoing,
-    /// Another claim of the name has its own volume.
     #[error(
         "another claim of that name was created in the meantime, and has a volume of its own. The data is safe on its PersistentVolume, \
          which is retained. Delete that claim (this deletes its volume), and run this again"
@@ -138,7 +135,7 @@ fn not_started(facts: &ImportFacts) -> ImportStep {
 
 fn started(facts: &ImportFacts) -> ImportStep {
     if !facts.secured {
-        // First of all, because another client has changed it.
+        // Another client has removed Retain or the record: restore them before the next step.
         return ImportStep::Mark;
     }
     match facts.claim {

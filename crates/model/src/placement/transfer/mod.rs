@@ -29,7 +29,6 @@ pub enum Interruption {
     /// Obstacles have appeared.
     #[error("{}", super::lines(.0))]
     Obstacles(Vec<Obstacle>),
-    /// Another client created a claim of that name.
     #[error(
         "another client created a claim of that name in the meantime, as a StatefulSet or a deployment tool does"
     )]
@@ -42,7 +41,6 @@ pub enum Interruption {
     /// Another client removed the mark of the release from the twin, as an undo does.
     #[error("the twin is not marked as being released any more")]
     Unmarked,
-    /// The API server refuses the new claim.
     #[error("the API server refuses the new claim: {0}")]
     NotAccepted(String),
 }
@@ -82,7 +80,6 @@ pub enum ClaimNow {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NamedVolume {
     None,
-    /// The imported one.
     Imported {
         /// Whether Kubernetes has bound the two.
         bound: bool,
@@ -93,7 +90,7 @@ pub enum NamedVolume {
 /// The record of an import on the PV.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// There is none: the import was not started, is complete, or was undone.
+    /// No record exists: the import was not started, is complete, or was undone.
     NotRecorded,
     /// It permits the adoption.
     Permitted,

@@ -6,14 +6,12 @@ use crate::volume::{ClaimName, DRIVER_NAME, VolumeMode, quantity};
 /// One reason not to import or release a claim, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Obstacle {
-    /// A pod uses it.
     #[error("the pod {pod} uses the claim{}", if *.over { ", although it has terminated: delete it" } else { ": scale its workload down, or delete it" })]
     Pod {
         pod: String,
         /// Whether it has terminated.
         over: bool,
     },
-    /// A `StatefulSet` would create an empty claim of that name in between.
     #[error(
         "the StatefulSet {set} has a replica {ordinal}, and would create an empty claim of that name in between: scale it to {ordinal} \
          replicas or fewer, counted from its first ordinal{}",
@@ -27,26 +25,20 @@ pub enum Obstacle {
         /// Whether scaling it down deletes the claim.
         deletes: bool,
     },
-    /// It is attached.
     #[error(
         "the PersistentVolume {volume} is attached to the node {node}: wait until it is detached, after the last pod was deleted"
     )]
     Attached { volume: String, node: String },
-    /// It is being resized.
     #[error("the claim is being resized ({0}): wait until that is complete, or request its current size")]
     Resizing(String),
-    /// Its attributes are being changed.
     #[error("the attributes of the claim are being changed: wait until that is complete")]
     Modifying,
-    /// A controller is working on it.
     #[error(
         "the claim has the finalizer {0}, so a controller is working on it, for example taking a snapshot or a copy: wait until that is complete"
     )]
     InUse(String),
-    /// It is being deleted.
     #[error("the {0} is being deleted")]
     Deleting(&'static str),
-    /// It is not bound.
     #[error(
         "the claim is not bound to a PersistentVolume: there is no data to keep. Create it again, with the class that you want"
     )]
@@ -57,7 +49,6 @@ pub enum Obstacle {
     /// It already belongs to this driver.
     #[error("the claim already has a volume of this driver")]
     Ours,
-    /// It is a twin.
     #[error("the claim is the twin of a volume of this driver")]
     Twin,
     /// It is a virtual volume of another driver.
@@ -98,7 +89,6 @@ pub enum Obstacle {
          sure that you may get the owner and that its API answers, or remove it from the claim's ownerReferences ({why})"
     )]
     UnreadableOwner { kind: String, name: String, why: String },
-    /// It is the ephemeral volume of a pod.
     #[error(
         "the claim is the ephemeral volume of the pod {0}, and is deleted with it: change the class in the template of the pod"
     )]
@@ -146,17 +136,12 @@ pub enum Obstacle {
     /// It is being released.
     #[error("the release of the claim is not complete: run `liqo-csi release pvc` again until it is")]
     Releasing,
-    /// The API server would refuse the new claim.
     #[error("the API server would refuse the new claim: {0}")]
     NotAccepted(String),
 }
 
-/// A claim to import.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "facts about one object, each seen by itself"
-)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts about one object")]
 pub struct ImportedClaim {
     pub name: ClaimName,
     /// Whether Kubernetes has bound it to its PV, and the PV to it.
@@ -198,10 +183,7 @@ pub struct WantedBy {
 
 /// The PV of a claim to import.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "facts about one object, each seen by itself"
-)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts about one object")]
 pub struct RealVolume {
     pub name: String,
     pub bytes: u64,

@@ -62,7 +62,6 @@ pub enum MatchingVolume {
     Real,
     /// The virtual PV, even if deleted.
     Virtual,
-    /// Neither.
     Neither,
 }
 
@@ -70,9 +69,9 @@ pub enum MatchingVolume {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReleaseProgress {
     NotRecorded,
-    /// There is one.
+    /// The record exists; the release continues.
     Onward,
-    /// There is one, and it says that the release is being undone.
+    /// The record exists, and says that the release is being undone.
     Back,
 }
 
@@ -220,12 +219,10 @@ pub enum ReleaseRefusal {
     /// Everything that blocks it.
     #[error("{}", crate::placement::lines(.0))]
     Obstacles(Vec<Obstacle>),
-    /// It is being undone.
     #[error(
         "this release is being undone: run the command with --undo until that is complete, then it can start again"
     )]
     Undoing,
-    /// Another claim of the name has its own volume.
     #[error(
         "another claim of that name was created in the meantime, and has a volume of its own. The data is safe on its PersistentVolume, \
          which is retained. Delete that claim (this deletes its volume), and run this again"

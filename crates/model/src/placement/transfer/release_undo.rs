@@ -119,7 +119,6 @@ pub enum ReleaseUndoRefusal {
          this driver again"
     )]
     TooLate,
-    /// Another claim of the name was created in the meantime.
     #[error(
         "another claim of that name was created in the meantime, and it has or requests another volume. The data is safe on \
          the real PersistentVolume, which is retained. Delete that claim, and run this again"

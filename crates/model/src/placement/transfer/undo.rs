@@ -113,7 +113,6 @@ pub enum UndoRefusal {
         "the import can no longer be undone: the claim is bound to a volume of this driver, and the controller completes the import"
     )]
     Finished,
-    /// Another claim of the name was created in the meantime.
     #[error(
         "another claim of that name was created in the meantime, and it has or requests another volume. The data is safe on \
          its PersistentVolume, which is retained. Delete that claim, and run this again"

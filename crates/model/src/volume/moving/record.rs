@@ -21,7 +21,6 @@ const VERSION: u8 = 1;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MovedClaim {
     pub name: ClaimName,
-    /// Its uid.
     pub uid: String,
 }
 

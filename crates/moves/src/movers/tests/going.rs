@@ -93,7 +93,7 @@ async fn the_reason_why_a_pod_cannot_start_is_reported() {
         matches!(&seen, Live::Unknown(why) if why.ends_with("0/3 nodes are available")),
         "{seen:?}"
     );
-    // In a rollback that does not prevent its deletion.
+    // In a rollback, a pod that does not start is deleted nevertheless.
     assert_eq!(world.look(&BACK).await.target, Live::Known(Helpers::Incomplete));
 }
 

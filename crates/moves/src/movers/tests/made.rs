@@ -74,7 +74,7 @@ async fn movers_get_only_the_capabilities_that_copying_needs() {
     }
 }
 
-/// The chart of a remote cluster lets nothing else run in listed namespaces.
+/// In listed namespaces, the chart of a remote cluster allows no other pods than these.
 #[tokio::test]
 async fn the_policy_of_a_remote_cluster_admits_movers() {
     let chart = concat!(

@@ -58,7 +58,7 @@ async fn the_user_may_name_a_class_that_is_allowed_and_modes() {
     assert_eq!(twin["spec"]["accessModes"], json!(["ReadWriteMany"]));
 }
 
-/// The undo requests it by name.
+/// `liqo-csi move undo` requests it by name.
 #[tokio::test]
 async fn any_user_may_choose_the_class_of_a_new_claim() {
     for (way, class) in [(Way::Out, "mapped"), (Way::Home, "real"), (Way::Within, "real")] {

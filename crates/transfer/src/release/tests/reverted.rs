@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Runs it until the error that names the reverted write.
+/// Runs the release or its undo until it fails, and returns the error, which names the reverted write.
 async fn reverted(world: &World, undo: bool) -> String {
     let before = world.api.writes();
     let run = world.run(undo, Duration::ZERO);

@@ -94,7 +94,7 @@ async fn a_twin_whose_volume_cannot_be_retained_keeps_its_finalizer() {
     for really in [false, true] {
         let mut both = Both::bound().await;
         both.round().await.unwrap();
-        // The view has shown it in time, or not yet.
+        // The right is lost without notice, or its review shows that in time.
         if really {
             both.there
                 .fault(Fault::new("PATCH", "persistentvolumes/real", Act::Refuse(403)));

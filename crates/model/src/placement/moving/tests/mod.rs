@@ -290,7 +290,7 @@ fn step(of: &MoveFacts, facts: &ClaimFacts) -> ClaimDecision {
     claim_step(of, facts)
 }
 
-/// The change of the stage that the move, with this one claim, makes next.
+/// The next change of the stage of a move with this one claim.
 fn enters(of: &MoveFacts, facts: &ClaimFacts) -> Option<StatusChange> {
     match move_step(of, std::slice::from_ref(facts)) {
         MoveStep::Write { at: version, change } => {

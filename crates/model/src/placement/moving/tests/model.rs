@@ -11,7 +11,7 @@ use super::{
 
 #[derive(Clone, Copy, Debug)]
 enum Event {
-    /// A leader that dies after this many writes.
+    /// A leader reads, decides and dies after this many writes.
     Lead(usize),
     LateObjects,
     LateDecides,
@@ -290,7 +290,7 @@ proptest! {
     }
 }
 
-/// Everybody but leaders and pods takes a step.
+/// All actors except leaders and pods take a step.
 fn others_go_on(world: &mut World) {
     world.pv_controller_looks_at_pv(0);
     world.pv_controller_looks_at_claim(0);
@@ -300,8 +300,8 @@ fn others_go_on(world: &mut World) {
     world.movers_go_on(0);
 }
 
-/// A move of a remote source. A pod starts with its twin after this many decisions, writes, and ends before the
-/// driver looks again.
+/// A move of a remote source. A pod starts with the twin of the source after this many decisions
+/// and writes, and ends before the driver reads again.
 fn visited(mut world: World, begins: usize) -> World {
     for led in 0..80 {
         if led == begins {
@@ -402,7 +402,7 @@ fn a_source_that_was_retained_before_the_gate_gets_its_policy_back_when_it_is_re
     }
 }
 
-/// A gate there that another client opens is not trusted any more.
+/// A gate in the remote cluster that another client opens does not count any more.
 #[test]
 fn a_gate_there_that_is_opened_is_closed_again_before_the_commit() {
     let mut world = World::new(1, Quiesce::Evict, ReclaimPolicy::Delete).remote();
@@ -476,7 +476,7 @@ fn what_writes_on_without_a_pod_is_waited_for_on_the_node_of_the_mover() {
     assert!(world.was_committed);
 }
 
-/// The check is useless if the move never makes progress.
+/// The check proves nothing if the move never makes progress.
 #[test]
 fn an_undisturbed_move_completes() {
     for volumes in [1, 2] {
@@ -589,8 +589,8 @@ fn a_source_is_not_recovered_without_request_or_while_the_target_may_be_used() {
     }
 }
 
-/// At any step before the commit: the move ends by itself, the claim is as before, and what was copied is deleted
-/// only with the move.
+/// At any step before the commit, the source is lost: the move ends by itself, the claim is as
+/// before, and what was copied is deleted only with the move.
 #[test]
 fn a_move_whose_source_is_lost_ends_and_keeps_the_copy_until_it_is_deleted() {
     for led in 0..50 {

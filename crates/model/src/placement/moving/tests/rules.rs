@@ -215,7 +215,8 @@ fn rule_3_a_move_is_held_by_its_finalizer_from_the_first_row_to_the_last() {
         let change = enters(&of(stage), &arrived());
         assert_ne!(change, Some(StatusChange::RemoveFinalizer));
     }
-    // Marks count only while the move exists; without it, a move that was not committed is rolled back.
+    // Marks count only while the move exists. A move that was not committed and does not exist any
+    // more is rolled back.
     assert_eq!(
         leftover_step(&uid(), &gated(GATE)),
         ClaimDecision::Do(ClaimStep::MarkSource {
@@ -228,7 +229,7 @@ fn rule_3_a_move_is_held_by_its_finalizer_from_the_first_row_to_the_last() {
         leftover_step(&uid(), &stray),
         ClaimDecision::Do(ClaimStep::DeleteTarget { target: at("target") })
     );
-    // A move that may have been committed is not.
+    // A move that may have been committed is not rolled back.
     for committed in [
         handed_over().with(|facts| facts.target = target(false)),
         handed_over().source(moving(GATE)),

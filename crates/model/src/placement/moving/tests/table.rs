@@ -27,7 +27,7 @@ fn one_step_after_the_other() {
     use ClaimDecision::Reached;
     let copying = Stage::Copying { last: None };
     let rows = vec![
-        // 1
+        // Step 1
         (
             Stage::Checking,
             idle(),
@@ -37,7 +37,7 @@ fn one_step_after_the_other() {
             }),
         ),
         (Stage::Checking, idle().locked(), Reached),
-        // 2
+        // Step 2
         (
             Stage::Preparing,
             idle().locked(),
@@ -54,7 +54,7 @@ fn one_step_after_the_other() {
             done(ClaimStep::MakeHelpers(Side::Source)),
         ),
         (Stage::Preparing, prepared(), Reached),
-        // 3
+        // Step 3
         (
             copying.clone(),
             prepared().with(|facts| facts.copied = Live::Known(Copied::default())),
@@ -66,7 +66,7 @@ fn one_step_after_the_other() {
             done(ClaimStep::MakeHelpers(Side::Target)),
         ),
         (copying.clone(), prepared().pods(vec![pod(false)]), Reached),
-        // 4
+        // Step 4
         (
             Stage::Gating(GATE),
             prepared().pods(vec![pod(false)]),
@@ -98,7 +98,7 @@ fn one_step_after_the_other() {
         ),
         (Stage::Gating(GATE), gated(GATE).lost(false), wait(Waiting::Lost)),
         (Stage::Gating(GATE), gated(GATE), Reached),
-        // 5
+        // Step 5
         (
             Stage::Draining(GATE),
             gated(GATE).pods(vec![pod(false)]),
@@ -141,7 +141,7 @@ fn one_step_after_the_other() {
             wait(Waiting::Users(vec!["node n2 (attached)".into()])),
         ),
         (Stage::Draining(GATE), drained(), Reached),
-        // 6, where the mover gets the volume again
+        // Step 6, where the mover gets the volume again
         (
             Stage::Finishing(GATE),
             drained(),
@@ -168,7 +168,7 @@ fn one_step_after_the_other() {
             copied(|copied| copied.finished = Some(GATE)),
             Reached,
         ),
-        // 7
+        // Step 7
         (
             Stage::Verifying(GATE),
             copied(|_| ()),
@@ -179,7 +179,7 @@ fn one_step_after_the_other() {
             copied(|copied| copied.compared = Some((GATE, Roots::Equal))),
             Reached,
         ),
-        // 9
+        // Step 9
         (
             Stage::Committed(GATE),
             gated(GATE),
@@ -226,7 +226,7 @@ fn one_step_after_the_other() {
                 retain: false,
             }),
         ),
-        // 10
+        // Step 10
         (
             Stage::Committed(GATE),
             handed_over().volume(|volume| volume.attached = vec!["n1".into()]),
@@ -250,7 +250,7 @@ fn one_step_after_the_other() {
                 note: note(GATE),
             }),
         ),
-        // 11
+        // Step 11
         (
             Stage::Committed(GATE),
             replaced(),
@@ -281,7 +281,7 @@ fn one_step_after_the_other() {
             arrived(),
             done(ClaimStep::Unlock { claim: at("claim") }),
         ),
-        // 12
+        // Step 12
         (
             Stage::Retaining(GATE),
             arrived().with(unlock),

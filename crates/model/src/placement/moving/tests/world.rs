@@ -68,7 +68,7 @@ enum PodState {
 pub(super) struct Pod {
     state: PodState,
     leaving: bool,
-    /// Whether somebody in the cluster of a remote source has started it with the twin.
+    /// Whether another client in the cluster of a remote source has started it with the twin.
     there: bool,
 }
 
@@ -82,7 +82,7 @@ pub(super) struct Real {
     twin: u64,
     pub(super) mark: Option<VolumeMark>,
     pub(super) policy: ReclaimPolicy,
-    /// That of [`mark::POLICY_BEFORE`](crate::volume::mark::POLICY_BEFORE).
+    /// The policy in [`mark::POLICY_BEFORE`](crate::volume::mark::POLICY_BEFORE).
     policy_before: Option<ReclaimPolicy>,
     /// Its data, if the twin was deleted.
     left: u64,
@@ -193,7 +193,7 @@ impl Real {
         self.mark.as_ref().and_then(VolumeMark::note)
     }
 
-    /// Whether the move finds it without its twin.
+    /// Whether the move finds this PV without its twin.
     fn is_of_move(&self) -> bool {
         self.note().is_some() || (self.mark.is_some() && self.policy_before.is_some())
     }
@@ -788,7 +788,7 @@ impl World {
                 volume.begun_with = volume.source.as_ref().map_or(0, |twin| twin.data);
             }
             ClaimStep::Evict(_) => {
-                // Those of other clusters cannot be evicted.
+                // Pods of other clusters cannot be evicted.
                 for pod in volume.pods.iter_mut().filter(|pod| !pod.there) {
                     pod.leaving = true;
                 }

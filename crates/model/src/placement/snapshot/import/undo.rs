@@ -48,7 +48,6 @@ pub enum SnapshotUndoRefusal {
          command without --undo to complete the import"
     )]
     TooLate,
-    /// Another object has the name of the twin.
     #[error("another object has the name of its twin: delete it")]
     TwinForeign,
     /// The twin may refer to other data.
