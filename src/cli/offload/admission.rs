@@ -10,7 +10,7 @@ use crate::cluster::{ApiError, Cluster, Objects};
 
 /// API servers look every 30 s for kinds that policies have as parameters. Until an API server has found
 /// `NamespaceOffloading`, which the chart may have created just now, it refuses the namespace's pods.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 const PAUSE: Duration = Duration::from_secs(1);
 /// What the refusals contain: the name of a policy of the chart, or the text of another one.
 const TOO_EARLY: [&str; 2] = [
