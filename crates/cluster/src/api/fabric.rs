@@ -121,7 +121,7 @@ impl TaintEffect {
 #[x_kube(validation = Rule::new("self.source != 'Static' || (has(self.amounts) && self.amounts.size() > 0)").message("the source Static needs amounts"))]
 pub struct Capacity {
     /// Nodes: a share of the capacity of all nodes there that accept pods. Free: a share of what the
-    /// requests of other pods leave of that; it takes the right to list all pods there, and is wrong
+    /// requests of other pods leave of that; it requires the right to list all pods there, and is wrong
     /// where an autoscaler adds nodes for pods that wait. Static: the amounts.
     #[serde(default)]
     pub source: CapacitySource,
@@ -235,9 +235,9 @@ pub struct RemotePods {
     #[schemars(schema_with = "keys")]
     pub skip_annotations: Vec<String>,
 
-    /// After what time a pod is given up that no node there takes, or that the cluster refuses or
-    /// cannot run, so that its controller creates another one, which prefers other clusters. By
-    /// default 60s; 0s for never, such as where an autoscaler adds nodes for pods that wait.
+    /// How long a pod may be unschedulable in the cluster, or refused by it, before the pod is
+    /// deleted at home, so that its controller creates another one, which prefers other clusters.
+    /// By default 60s; 0s for never, such as where an autoscaler adds nodes for pods that wait.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "super::duration")]
     pub give_up_after: Option<String>,

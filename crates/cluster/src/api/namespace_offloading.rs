@@ -192,7 +192,7 @@ pub struct AvoidedCluster {
     /// When a pod of the controller was given up there.
     #[schemars(extend("format" = "date-time"))]
     pub since: String,
-    /// Until when pods avoid the cluster.
+    /// The time until which new pods avoid the cluster.
     #[schemars(extend("format" = "date-time"))]
     pub until: String,
 }
@@ -206,7 +206,7 @@ pub struct RemoteCondition {
     pub type_: String,
     /// True, False or Unknown.
     pub status: String,
-    /// Since when.
+    /// When the status last changed.
     #[serde(default)]
     pub last_transition_time: String,
     /// Reason, for programs.

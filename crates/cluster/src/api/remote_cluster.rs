@@ -64,7 +64,7 @@ const LABEL_VALUE: &str = "^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$";
 )]
 #[serde(rename_all = "camelCase")]
 pub struct RemoteClusterSpec {
-    /// What declares the cluster, if that is not this object. The driver creates such an object for
+    /// The object that declares the cluster, if it is not this one. The driver creates such an object for
     /// each cluster that it discovers. The fabric determines how the cluster is reached, and its
     /// nodes and namespaces; you can change the rest of the spec.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -195,7 +195,7 @@ pub struct Namespaces {
     #[serde(default)]
     pub strategy: NamespaceStrategy,
 
-    /// From namespaces here to namespaces there.
+    /// Maps namespaces of this cluster to namespaces of the remote cluster.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "namespaces")]
     #[x_kube(validation = Rule::new("self.all(here, here.size() > 0 && here.size() <= 63)").message("the keys are names of namespaces of this cluster: 1 to 63 characters"))]

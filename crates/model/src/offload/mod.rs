@@ -38,11 +38,11 @@ pub use self::{
 /// How the namespace in a remote cluster is named.
 #[derive(JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MappingStrategy {
-    /// After the namespace and the id of this cluster.
+    /// The name of the namespace, followed by the id of this cluster.
     #[default]
     DefaultName,
-    /// As the namespace here.
+    /// The name of the namespace.
     EnforceSameName,
-    /// As `remoteNamespaceName` says.
+    /// The name in `remoteNamespaceName`.
     SelectedName,
 }

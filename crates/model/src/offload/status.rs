@@ -8,17 +8,17 @@ use serde::{Deserialize, Serialize};
 /// Summary of the conditions of an offloaded namespace.
 #[derive(JsonSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Phase {
-    /// It is there in every cluster that is selected.
+    /// The namespace exists in every selected cluster.
     Ready,
     /// No cluster is selected.
     NoClusterSelected,
-    /// It is not there yet in some that are.
+    /// The namespace does not exist yet in some of the selected clusters.
     InProgress,
-    /// It cannot be made in some of them.
+    /// The namespace cannot be created in some of the selected clusters.
     SomeFailed,
-    /// It cannot be made in any of them.
+    /// The namespace cannot be created in any of the selected clusters.
     AllFailed,
-    /// It is being taken away everywhere.
+    /// The namespace is being deleted in every cluster.
     Terminating,
 }
 

@@ -62,7 +62,7 @@ pub struct VolumeMoveStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time_left: Option<String>,
 
-    /// For how long the volumes are unavailable.
+    /// How long the volumes are unavailable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub downtime: Option<Downtime>,
 
@@ -71,7 +71,7 @@ pub struct VolumeMoveStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overruns: Option<Overruns>,
 
-    /// Since when Kubernetes starts no pods with the volumes.
+    /// The time since which Kubernetes starts no pods with the volumes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "time")]
     pub gated_at: Option<Time>,
@@ -81,7 +81,7 @@ pub struct VolumeMoveStatus {
     #[schemars(schema_with = "time")]
     pub committed_at: Option<Time>,
 
-    /// Until when the copy that is not used any more is kept.
+    /// The time until which the copy that is not used any more is kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "time")]
     pub retained_until: Option<Time>,
@@ -201,7 +201,7 @@ pub struct RootHashes {
     pub target: String,
 }
 
-/// For how long the volumes are unavailable.
+/// How long the volumes are unavailable.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Downtime {
     /// Estimated time to copy the rest, based on the passes so far.
@@ -212,7 +212,7 @@ pub struct Downtime {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 
-    /// Since when no pod uses them.
+    /// The time since which no pod uses them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "time")]
     pub since: Option<Time>,
