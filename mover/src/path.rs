@@ -14,6 +14,10 @@ pub struct Name(Box<[u8]>);
 #[derive(Clone, PartialEq, Eq, Hash, Default)]
 pub struct TreePath(Box<[u8]>);
 
+/// The longest text of a path in a message, in bytes; of a longer one both ends are shown. The error follows the path, and
+/// the move's status has messages of at most 1024 bytes.
+const LONGEST_SHOWN: usize = 600;
+
 /// Bytes that are not a valid name or path.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 #[error("{0} is not a path inside a tree")]
@@ -137,10 +141,15 @@ impl fmt::Display for Name {
 impl fmt::Display for TreePath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_root() {
-            f.write_str(".")
-        } else {
-            write!(f, "{}", Readable(&self.0))
+            return f.write_str(".");
         }
+        let text = Readable(&self.0).to_string();
+        if text.len() <= LONGEST_SHOWN {
+            return f.write_str(&text);
+        }
+        let head = text.floor_char_boundary(LONGEST_SHOWN / 2);
+        let tail = text.ceil_char_boundary(text.len() - LONGEST_SHOWN / 2);
+        write!(f, "{}…{}", &text[..head], &text[tail..])
     }
 }
 
@@ -191,6 +200,20 @@ mod tests {
             TreePath::parse(b"a\n\xff\\/\xc3\xa4").unwrap().to_string(),
             "a\\n\\xff\\\\/\u{e4}"
         );
+    }
+
+    #[test]
+    fn of_a_long_path_both_ends_are_shown() {
+        let shown = TreePath::parse(&[b"a/", &b"\xff/".repeat(2000)[..], "\u{e4}/z".as_bytes()].concat())
+            .unwrap()
+            .to_string();
+        assert!(
+            shown.starts_with("a/\\xff/") && shown.ends_with("\\xff/\u{e4}/z"),
+            "{shown}"
+        );
+        assert!(shown.len() <= LONGEST_SHOWN + '…'.len_utf8(), "{}", shown.len());
+        let short = "d/".repeat(LONGEST_SHOWN / 2 - 1) + "d";
+        assert_eq!(path(&short).to_string(), short);
     }
 
     proptest! {

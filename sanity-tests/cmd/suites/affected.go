@@ -211,6 +211,7 @@ var table = []tableLine{
 	{prefix: "sanity-tests/clusters/", tests: lab},
 	{prefix: "sanity-tests/faults/", tests: []selection{{"lab", ""}, {"faults", "Trouble"}, {"remote", "Slow|Hostile"}}},
 	{prefix: "sanity-tests/cmd/lab/", tests: []selection{{"lab", ""}}},
+	{prefix: "sanity-tests/trees/", tests: []selection{{"driver", "GeneratedTree"}, {"remote", "GeneratedTree"}}},
 	{prefix: "sanity-tests/account/", tests: []selection{{"faults", "Forgets"}}},
 	{prefix: "sanity-tests/", tests: coreOnly},
 }
