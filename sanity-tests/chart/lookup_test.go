@@ -213,6 +213,26 @@ func TestNamespaceOfTheTwinsIsCreatedAndKept(t *testing.T) {
 	}
 }
 
+// Without that, the DaemonSet gets no pods, and --wait ends after minutes without the reason.
+func TestNamespaceThatAdmitsNoPrivilegedPodsIsRefused(t *testing.T) {
+	for level, refused := range map[string]bool{"": false, "privileged": false, "baseline": true, "restricted": true} {
+		namespace := object("v1", "Namespace", Namespace, nil)
+		if level != "" {
+			namespace["metadata"].(map[string]any)["labels"] = map[string]string{"pod-security.kubernetes.io/enforce": level}
+		}
+		helm := cluster(t, map[string]any{"/api/v1/namespaces/" + Namespace: namespace})
+		_, err := helm.RenderAt(t.Context(), Release, Namespace, nil)
+		says := "kubectl label namespace " + Namespace + " pod-security.kubernetes.io/enforce=privileged --overwrite"
+		if refused != (err != nil) || refused && !strings.Contains(err.Error(), says) {
+			t.Errorf("level %q: %v", level, err)
+		}
+		// The identity of a home cluster has no pods.
+		if _, err := helm.RenderAt(t.Context(), Release, Namespace, remote("full")); err != nil {
+			t.Errorf("level %q, remoteAccess.only: %v", level, err)
+		}
+	}
+}
+
 // Without a delete policy, Helm deletes the object of a hook before it creates it.
 func createsNamespace(text []byte) bool {
 	return strings.Contains(string(text), "kind: Namespace\nmetadata:\n  name: "+StorageNamespace+"\n  annotations:\n"+
