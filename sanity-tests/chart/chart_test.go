@@ -279,6 +279,7 @@ func TestWhatCannotWorkIsRefused(t *testing.T) {
 		"remote in all and one":  {remote("full", "apps"), "level full is for all namespaces"},
 		"remote fabric and one":  {remote("fabric", "apps"), "level fabric is for all namespaces"},
 		"metrics among streams":  {fabricPorts(9820, 16), "fabric.metricsPort 9828 is among the ports of virtual nodes, 9820 to 9835"},
+		"metrics of a sidecar":   {Values{"controller": Values{"metricsPort": 9810}}, "controller.metricsPort 9810 is a port of the sidecars"},
 		"too many streams":       {fabricPorts(65530, 16), "end beyond 65535"},
 		"remote account nowhere": {Values{"remoteAccess": Values{"only": true, "subjects": []Values{{"kind": "ServiceAccount", "name": "a"}}}},
 			"needs a namespace"},

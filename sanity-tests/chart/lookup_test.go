@@ -48,7 +48,9 @@ func cluster(t *testing.T, objects map[string]any) *Helm {
 	t.Helper()
 	objects["/version"] = map[string]string{"major": "1", "minor": "36", "gitVersion": "v1.36.3"}
 	objects["/api"] = metav1.APIVersions{Versions: []string{"v1"}}
-	objects["/api/v1/namespaces/kube-system"] = object("v1", "Namespace", "kube-system", nil)
+	system := object("v1", "Namespace", "kube-system", nil)
+	system["metadata"].(map[string]any)["uid"] = "uid-of-kube-system"
+	objects["/api/v1/namespaces/kube-system"] = system
 	groups := metav1.APIGroupList{TypeMeta: metav1.TypeMeta{Kind: "APIGroupList", APIVersion: "v1"}}
 	for version, resources := range kinds() {
 		path := "/api/v1"
@@ -210,6 +212,52 @@ func TestNamespaceOfTheTwinsIsCreatedAndKept(t *testing.T) {
 		}
 		if strings.Contains(string(text), "kind: Namespace\n") {
 			t.Errorf("%s: helm template renders a namespace", side)
+		}
+	}
+}
+
+// helm upgrade with --set alone resets all other values, and volumes of another id or namespace would not be found.
+func TestIdAndNamespaceOfVolumesAreKeptByUpgrades(t *testing.T) {
+	for name, one := range map[string]struct {
+		args   []any
+		values Values
+		says   string
+	}{
+		"nothing set":       {[]any{"--storage-namespace=liqo-storage"}, Values{"logLevel": "debug"}, ""},
+		"the same":          {[]any{"--storage-namespace=twins", "--cluster-id=rome"}, Values{"clusterID": "rome", "storageNamespace": "twins"}, ""},
+		"its id, named":     {[]any{"--storage-namespace=liqo-storage"}, Values{"clusterID": "uid-of-kube-system"}, ""},
+		"id is lost":        {[]any{"--storage-namespace=liqo-storage", "--cluster-id=rome"}, nil, "clusterID of this release is rome, and would be uid-of-kube-system"},
+		"another id":        {[]any{"--storage-namespace=liqo-storage"}, Values{"clusterID": "rome"}, "clusterID of this release is uid-of-kube-system, and would be rome"},
+		"namespace is lost": {[]any{"--storage-namespace=twins"}, nil, "storageNamespace of this release is twins, and would be liqo-storage"},
+	} {
+		deployment := object("apps/v1", "Deployment", "liqo-csi-controller", ofHelm(Release))
+		deployment["spec"] = map[string]any{"template": map[string]any{"spec": map[string]any{
+			"containers": []any{map[string]any{"name": "driver", "args": append([]any{"controller"}, one.args...)}},
+		}}}
+		helm := cluster(t, map[string]any{"/apis/apps/v1/namespaces/" + Namespace + "/deployments/liqo-csi-controller": deployment})
+		_, err := helm.RenderAt(t.Context(), Release, Namespace, one.values)
+		if one.says == "" && err != nil || one.says != "" && (err == nil || !strings.Contains(err.Error(), one.says)) {
+			t.Errorf("%s: want %q, got %v", name, one.says, err)
+		}
+	}
+}
+
+// Without that, the DaemonSet gets no pods, and --wait ends after minutes without the reason.
+func TestNamespaceThatAdmitsNoPrivilegedPodsIsRefused(t *testing.T) {
+	for level, refused := range map[string]bool{"": false, "privileged": false, "baseline": true, "restricted": true} {
+		namespace := object("v1", "Namespace", Namespace, nil)
+		if level != "" {
+			namespace["metadata"].(map[string]any)["labels"] = map[string]string{"pod-security.kubernetes.io/enforce": level}
+		}
+		helm := cluster(t, map[string]any{"/api/v1/namespaces/" + Namespace: namespace})
+		_, err := helm.RenderAt(t.Context(), Release, Namespace, nil)
+		says := "kubectl label namespace " + Namespace + " pod-security.kubernetes.io/enforce=privileged --overwrite"
+		if refused != (err != nil) || refused && !strings.Contains(err.Error(), says) {
+			t.Errorf("level %q: %v", level, err)
+		}
+		// The identity of a home cluster has no pods.
+		if _, err := helm.RenderAt(t.Context(), Release, Namespace, remote("full")); err != nil {
+			t.Errorf("level %q, remoteAccess.only: %v", level, err)
 		}
 	}
 }

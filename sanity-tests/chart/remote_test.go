@@ -100,10 +100,10 @@ func TestNotesAreThoseOfTheSide(t *testing.T) {
 		values    Values
 		says, not []string
 	}{
-		"home":                    {nil, []string{"liqo-csi connect NAME --remote-kubeconfig FILE", "once liqo.tenantNamespaces", "Uninstalling deletes no data"}, []string{"liqo-csi-remote-token"}},
+		"home":                    {nil, []string{"liqo-csi connect NAME --node-selector KEY=VALUE --remote-kubeconfig FILE", "once liqo.tenantNamespaces", "Uninstalling deletes no data"}, []string{"liqo-csi-remote-token"}},
 		"fabric without policies": {offloading(Values{"policies": false}), []string{"are left as they are. Those with the RuntimeClass"}, nil},
 		"fabric":                  {offloading(Values{"policies": true}), []string{"connect NAME --fabric"}, []string{"are left as they are"}},
-		"remote": {remote("full"), []string{secret, "get secret liqo-csi-remote-token", "kind: RemoteCluster", "{{.data.token | base64decode}}"},
+		"remote": {remote("full"), []string{secret, "\numask 077\nkubectl -n liqo-csi get secret liqo-csi-remote-token", "kind: RemoteCluster", "{{.data.token | base64decode}}"},
 			[]string{"Uninstalling", "default: CLASS"}},
 		"remote of a fabric": {remote("fabric"), []string{"  fabric: {}\n", "(fabric.enabled) creates its virtual node", "\nkubectl label namespaces -l fabric.storage.liqo.io/home=rome pod-security.kubernetes.io/enforce=baseline\n"}, []string{"nodeSelector", "the selector"}},
 		"minimal":            {remote("minimal", "a", "b"), []string{secret, "in a, b.", "storageClasses: {default: CLASS}"}, []string{"Uninstalling"}},

@@ -58,7 +58,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{/* Labels by which pods are found; with `app.kubernetes.io/component` they are unique. */}}
 {{- define "liqo-csi.selector" -}}
 app.kubernetes.io/name: {{ .Chart.Name }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | toYaml }}
 {{- end }}
 
 {{/* "true" if csi-snapshotter is to run: it could not start where its kinds are not installed. */}}
@@ -101,9 +101,7 @@ extraArgs, resources), args (its own flags).
     {{- with .root.Values.controller.sidecarVerbosity }}
     - --v={{ . }}
     {{- end }}
-    {{- range concat .args .settings.extraArgs }}
-    - {{ . }}
-    {{- end }}
+    {{- toYaml (concat .args (.settings.extraArgs | default list)) | nindent 4 }}
   env:
     - name: POD_NAMESPACE
       valueFrom: {fieldRef: {fieldPath: metadata.namespace}}
