@@ -13,6 +13,7 @@ func TestBadWishesAreRefused(t *testing.T) {
 		"two clusters":            {{Name: "a", Nodes: 1}, {Name: "a", Nodes: 1}},
 		"0 nodes":                 {{Name: "a"}},
 		"31 nodes":                {{Name: "a", Nodes: 31}},
+		"3 quick nodes of 2":      {{Name: "a", Nodes: 2, QuickNodes: 3}},
 		"70000 is not a port":     {{Name: "a", Nodes: 1, Port: 70000}},
 		"9 clusters are too many": make([]ClusterSpec, 9),
 	} {
@@ -105,6 +106,13 @@ func TestEveryComponentIsKnown(t *testing.T) {
 	}
 }
 
+func TestTheFirstNodesAreQuick(t *testing.T) {
+	home := newLab(record{Clusters: []ClusterSpec{{Name: "home", Nodes: 2, QuickNodes: 1}}, Ports: []int{1}}).clusters[0].nodes
+	if !home[0].QuickStatus || home[1].QuickStatus {
+		t.Errorf("home-1: %t, home-2: %t", home[0].QuickStatus, home[1].QuickStatus)
+	}
+}
+
 func TestALabFitsItsShapeOnly(t *testing.T) {
 	lab := newLab(record{Clusters: DefaultClusters(), Ports: []int{16443, 16444}})
 	for _, wanted := range [][]ClusterSpec{
@@ -119,6 +127,7 @@ func TestALabFitsItsShapeOnly(t *testing.T) {
 		{{Name: "home", Nodes: 2}},
 		{{Name: "home", Nodes: 3}, {Name: "remote", Nodes: 1}},
 		{{Name: "home", Nodes: 2, Port: 1}, {Name: "remote", Nodes: 1}},
+		{{Name: "home", Nodes: 2, QuickNodes: 1}, {Name: "remote", Nodes: 1}},
 	} {
 		if err := lab.fits(wanted); err == nil || !strings.Contains(err.Error(), "lab-down") {
 			t.Errorf("%v: %v", wanted, err)

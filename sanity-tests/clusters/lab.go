@@ -80,6 +80,8 @@ func newLab(known record) *Lab {
 				IP:      cluster.nodeIP(number),
 				PodCIDR: cluster.podCIDR(number),
 				DNS:     cluster.dnsServiceIP(),
+
+				QuickStatus: number <= spec.QuickNodes,
 			})
 		}
 		lab.clusters = append(lab.clusters, cluster)

@@ -10,6 +10,9 @@ import (
 type ClusterSpec struct {
 	Name  string
 	Nodes int
+	// QuickNodes is how many of them, the first ones, have a kubelet that updates their status every
+	// second (nodes.Node.QuickStatus).
+	QuickNodes int `json:",omitempty"`
 	// Port of the API server on the host's loopback; 0: a free one.
 	Port int `json:",omitempty"`
 }
@@ -55,6 +58,8 @@ func (o *Options) complete() error {
 			return fmt.Errorf("two clusters are named %q", spec.Name)
 		case spec.Nodes < 1 || spec.Nodes > maxNodes:
 			return fmt.Errorf("cluster %s: %d nodes; from 1 to %d are possible", spec.Name, spec.Nodes, maxNodes)
+		case spec.QuickNodes < 0 || spec.QuickNodes > spec.Nodes:
+			return fmt.Errorf("cluster %s: %d quick nodes of %d", spec.Name, spec.QuickNodes, spec.Nodes)
 		case spec.Port < 0 || spec.Port > 65535:
 			return fmt.Errorf("cluster %s: %d is not a port", spec.Name, spec.Port)
 		}

@@ -80,14 +80,16 @@ func wanted(options Options) (*Lab, error) {
 	return newLab(record{Clusters: options.Clusters, Ports: ports}), nil
 }
 
-// fits returns an error if the lab has other clusters, nodes or ports. Port 0 fits any port.
+// fits returns an error if the lab has other clusters, nodes or ports. Port 0 fits any port, and no quick nodes any
+// number of them.
 func (l *Lab) fits(specs []ClusterSpec) error {
 	var present []string
 	same := len(specs) == len(l.clusters)
 	for i, cluster := range l.clusters {
 		present = append(present, cluster.spec.String())
 		same = same && cluster.Name() == specs[i].Name && len(cluster.nodes) == specs[i].Nodes &&
-			(specs[i].Port == 0 || specs[i].Port == cluster.port)
+			(specs[i].Port == 0 || specs[i].Port == cluster.port) &&
+			(specs[i].QuickNodes == 0 || specs[i].QuickNodes == cluster.spec.QuickNodes)
 	}
 	if !same {
 		return fmt.Errorf("another lab runs on this machine (%s; wanted: %v): run `make lab-down` first",

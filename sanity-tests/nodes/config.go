@@ -76,14 +76,22 @@ resolvConf: ""
 clusterDNS: [%[5]s]
 clusterDomain: cluster.local
 syncFrequency: 10s
-serializeImagePulls: false
+%[6]sserializeImagePulls: false
 crashLoopBackOff: {maxContainerRestartPeriod: 1s}
 imageGCHighThresholdPercent: 100
 imageGCLowThresholdPercent: 99
 evictionHard: {memory.available: 50Mi, nodefs.available: 1%%, imagefs.available: 1%%}
 volumePluginDir: %[4]s/volumeplugins
 shutdownGracePeriod: 0s
-`, CertificateDir, containerdSocket, cgroup, KubeletDir, n.DNS)
+`, CertificateDir, containerdSocket, cgroup, KubeletDir, n.DNS, n.quickStatus())
+}
+
+// quickStatus keeps the default of nodeStatusReportFrequency, which would change with the other.
+func (n *Node) quickStatus() string {
+	if !n.QuickStatus {
+		return ""
+	}
+	return "nodeStatusUpdateFrequency: 1s\nnodeStatusReportFrequency: 5m\n"
 }
 
 // proxyYaml returns kube-proxy's configuration. Packets that are not from this node's pods, such as

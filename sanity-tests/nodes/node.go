@@ -24,6 +24,10 @@ type Node struct {
 	PodCIDR string
 	// DNS is the name server of its pods.
 	DNS string
+	// QuickStatus: kubelet updates the node's status every second, not every ten. A pod with an
+	// attached volume starts only when the status names the volume (volumesInUse), and the volume
+	// is detached only when it does not any more, so that both are up to ten seconds quicker.
+	QuickStatus bool
 }
 
 // Paths inside each node.

@@ -10,8 +10,8 @@ import (
 )
 
 func TestUpFlags(t *testing.T) {
-	options, withStorage, err := parseUp([]string{"--clusters", "home,third", "--home-nodes", "3", "--home-port", "16443"})
-	want := []clusters.ClusterSpec{{Name: "home", Nodes: 3, Port: 16443}, {Name: "third", Nodes: 1}}
+	options, withStorage, err := parseUp([]string{"--clusters", "home,third", "--home-nodes", "3", "--home-quick-nodes", "1", "--home-port", "16443"})
+	want := []clusters.ClusterSpec{{Name: "home", Nodes: 3, QuickNodes: 1, Port: 16443}, {Name: "third", Nodes: 1}}
 	if err != nil || len(options.Clusters) != 2 || options.Clusters[0] != want[0] || options.Clusters[1] != want[1] {
 		t.Errorf("%+v, %v", options.Clusters, err)
 	}

@@ -37,9 +37,10 @@ func parseUp(arguments []string) (options clusters.Options, withStorage bool, er
 	flags := flag.NewFlagSet("lab up", flag.ContinueOnError)
 	names := flags.String("clusters", "home,remote", "the clusters; the first is where users work")
 	flags.BoolVar(&withStorage, "storage", true, "install the reference driver, local-path and static volumes")
-	nodes, ports := map[string]*int{}, map[string]*int{}
+	nodes, quick, ports := map[string]*int{}, map[string]*int{}, map[string]*int{}
 	for _, spec := range clusters.DefaultClusters() {
 		nodes[spec.Name] = flags.Int(spec.Name+"-nodes", spec.Nodes, "number of nodes of cluster "+spec.Name)
+		quick[spec.Name] = flags.Int(spec.Name+"-quick-nodes", 0, "number of these nodes whose kubelet updates their status every second instead of every ten")
 		ports[spec.Name] = flags.Int(spec.Name+"-port", 0, "port on 127.0.0.1 of the API server of cluster "+spec.Name+" (0: a free one)")
 	}
 	if err := flags.Parse(arguments); err != nil {
@@ -52,7 +53,7 @@ func parseUp(arguments []string) (options clusters.Options, withStorage bool, er
 	for name := range strings.SplitSeq(*names, ",") {
 		spec := clusters.ClusterSpec{Name: name, Nodes: 1}
 		if nodes[name] != nil {
-			spec.Nodes, spec.Port = *nodes[name], *ports[name]
+			spec.Nodes, spec.QuickNodes, spec.Port = *nodes[name], *quick[name], *ports[name]
 		}
 		options.Clusters = append(options.Clusters, spec)
 	}

@@ -37,7 +37,7 @@ var (
 	imports  = []selection{{"driver", "Import|Adopt"}, {"faults", "import"}}
 	releases = []selection{{"driver", "Release"}, {"remote", "Release"}, {"faults", "release"}}
 	snapshot = []selection{{"driver", copies}, {"remote", copies}, {"faults", "snapshot|restore"}}
-	growth   = []selection{{"driver", expansion}, {"remote", expansion}, {"faults", "grows"}}
+	growth   = []selection{{"driver", expansion + "|AllowedClasses"}, {"remote", expansion}, {"faults", "grows"}}
 	modified = []selection{{"driver", "Attributes"}, {"remote", "Attributes"}, {"faults", "attributes"}}
 	capacity = []selection{{"driver", "Room|Placement|Node|Cordon"}, {"remote", "Left|Full|Quota|Refus"}, {"faults", "room|refuses"}}
 	deletion = []selection{{"driver", "Delet|Retain|Claim|Rescued"}, {"remote", "Delet|Retain|Claim|Held"}, {"faults", "retain|deleted|abandoned|goes"}}

@@ -4,7 +4,6 @@ import (
 	_ "embed"
 	"fmt"
 	"maps"
-	"math"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -42,6 +41,9 @@ const (
 	suiteSetUp = 15.
 	// legsSetUp is the same for a function with legs.
 	legsSetUp = 15.
+	// evenly is the part of the tests that may run at once that do on two cores, on average: some end before others, and
+	// they take CPU from each other.
+	evenly = 2. / 3
 )
 
 func (c costs) of(t labTest, args string) cost {
@@ -58,48 +60,66 @@ func (c costs) of(t labTest, args string) cost {
 	return cost{unmeasuredElsewhere, unmeasuredElsewhere}
 }
 
-// share is how many seconds a test adds to a suite with many tests.
-func (c costs) share(t labTest) float64 { return c.of(t, "").seconds / float64(t.atOnce) }
+// load is what tests add up to in the lab.
+type load struct {
+	known     costs
+	suites    map[string]suiteLoad
+	functions map[string]bool // with legs, whose set-up is counted
+}
 
-// minutes returns how long these tests take in the lab. Parallel ones run after the others, and start in the order of
-// their files.
-func (c costs) minutes(tests []plannedTest) float64 {
-	bySuite := map[string][]plannedTest{}
+// suiteLoad has the seconds of the tests of a suite that run alone, of those that run beside others, and of the longest
+// of the latter.
+type suiteLoad struct{ alone, beside, longest float64 }
+
+func (c costs) load(tests []plannedTest) load {
+	l := load{c, map[string]suiteLoad{}, map[string]bool{}}
 	for _, t := range tests {
-		bySuite[t.suite] = append(bySuite[t.suite], t)
+		l.add(t)
 	}
-	seconds := 0.
+	return l
+}
+
+func (l load) add(t plannedTest) {
+	l.suites[t.suite] = l.with(t)
+	if t.leg != "" {
+		l.functions[t.suite+" "+t.function] = true
+	}
+}
+
+// with returns the load of a test's suite with this test.
+func (l load) with(t plannedTest) suiteLoad {
+	of, known := l.suites[t.suite]
+	if !known {
+		of.alone = suiteSetUp
+	}
+	if t.leg != "" && !l.functions[t.suite+" "+t.function] {
+		of.alone += l.known.setUpOf(t.labTest)
+	}
+	one := l.known.of(t.labTest, t.args)
+	if t.atOnce == 1 {
+		of.alone += one.longest // its subtests may run beside each other
+		return of
+	}
+	of.beside += one.seconds / (float64(t.atOnce) * evenly)
+	of.longest = max(of.longest, one.longest)
+	return of
+}
+
+func (l suiteLoad) minutes() float64 { return (l.alone + max(l.beside, l.longest)) / 60 }
+
+// added returns how many minutes a test adds.
+func (l load) added(t plannedTest) float64 { return l.with(t).minutes() - l.suites[t.suite].minutes() }
+
+func (l load) minutes() (sum float64) {
 	// Sorted, because the sum of floats depends on their order.
-	for _, suite := range slices.Sorted(maps.Keys(bySuite)) {
-		seconds += suiteSetUp
-		functions, ends := map[string]bool{}, []float64{0}
-		for _, t := range slices.SortedStableFunc(slices.Values(bySuite[suite]), byFile) {
-			if t.leg != "" && !functions[t.function] {
-				functions[t.function] = true
-				seconds += c.setUpOf(t.labTest)
-			}
-			one := c.of(t.labTest, t.args)
-			if t.atOnce == 1 {
-				seconds += one.seconds
-				continue
-			}
-			ends = append(ends, make([]float64, max(0, t.atOnce-len(ends)))...)
-			for _, row := range one.rows() {
-				ends[slices.Index(ends, slices.Min(ends))] += row
-			}
-		}
-		seconds += slices.Max(ends)
+	for _, suite := range slices.Sorted(maps.Keys(l.suites)) {
+		sum += l.suites[suite].minutes()
 	}
-	return seconds / 60
+	return sum
 }
 
-func byFile(a, b plannedTest) int { return slices.Compare(a.files, b.files) }
-
-// rows divides a cost into the longest row and equal others, which run in parallel.
-func (c cost) rows() []float64 {
-	others := math.Ceil((c.seconds - c.longest) / max(c.longest, 1))
-	return append([]float64{c.longest}, slices.Repeat([]float64{(c.seconds - c.longest) / max(others, 1)}, int(others))...)
-}
+// minutes returns how long these tests take in the lab.
+func (c costs) minutes(tests []plannedTest) float64 { return c.load(tests).minutes() }
 
 func (c costs) setUpOf(t labTest) float64 {
 	if known, ok := c[t.suite+" "+t.function]; ok {

@@ -72,20 +72,27 @@ faults TestLifeAmongKills -cycles=6 60.0 60.0
 	}
 }
 
-// Parallel tests, and rows of tests, run beside each other as far as that many may.
+// Parallel tests and their subtests run beside each other, but not as many at once as may.
 func TestMinutesOfTests(t *testing.T) {
 	beside := func(function string) plannedTest {
-		return plannedTest{labTest: labTest{suite: "driver", function: function, atOnce: 2, files: []string{function}}}
+		return plannedTest{labTest: labTest{suite: "driver", function: function, atOnce: 3}}
 	}
 	alone := plannedTest{labTest: labTest{suite: "driver", function: "TestAlone", atOnce: 1}}
-	known := costs{"driver TestA": {40, 40}, "driver TestB": {60, 60}, "driver TestAlone": {30, 30}, "driver TestRows": {140, 50}}
+	leg := func(name string) plannedTest {
+		return plannedTest{labTest: labTest{suite: "faults", function: "TestLegs", leg: name, atOnce: 1}}
+	}
+	known := costs{
+		"driver TestA": {40, 40}, "driver TestB": {60, 60}, "driver TestAlone": {70, 30}, "driver TestRows": {140, 50},
+		"faults TestLegs": {5, 5}, "faults TestLegs/a": {20, 20}, "faults TestLegs/b": {10, 10},
+	}
 	for _, test := range []struct {
 		tests []plannedTest
 		want  float64
 	}{
 		{[]plannedTest{alone}, suiteSetUp + 30},
 		{[]plannedTest{beside("TestA"), beside("TestB")}, suiteSetUp + 60},
-		{[]plannedTest{beside("TestB"), beside("TestA"), beside("TestRows"), alone}, suiteSetUp + 30 + 40 + 50 + 45},
+		{[]plannedTest{beside("TestB"), beside("TestA"), beside("TestRows"), alone}, suiteSetUp + 30 + (60+40+140)/2},
+		{[]plannedTest{leg("a"), leg("b"), alone}, 2*suiteSetUp + 5 + 20 + 10 + 30},
 	} {
 		if got := known.minutes(test.tests) * 60; got < test.want-.01 || got > test.want+.01 {
 			t.Errorf("%s: %.1f s, not %.1f", listed(test.tests), got, test.want)

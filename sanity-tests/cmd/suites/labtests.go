@@ -21,7 +21,7 @@ type labTest struct {
 	leg             string // as go prints it, or ""
 	// files are those of the function, and of what a leg calls.
 	files []string
-	// atOnce is how many such tests run in parallel; 1 if the test is not parallel.
+	// atOnce is how many such tests run in parallel; 1 if the test is not parallel, even if its subtests are.
 	atOnce int
 	// isLong: only `make test-all` runs it.
 	isLong bool
@@ -125,10 +125,12 @@ func (p sourcePackage) add(path string, file *ast.File) {
 		name := function.Name.Name
 		p.fileOf[name] = path
 		ast.Inspect(function, func(node ast.Node) bool {
-			if call, ok := node.(*ast.CallExpr); ok {
+			call, ok := node.(*ast.CallExpr)
+			if ok {
 				p.calls[name] = append(p.calls[name], nameIn(call.Fun))
 			}
-			return true
+			// Parallel subtests do not make their test parallel.
+			return !ok || nameIn(call.Fun) != "Run"
 		})
 	}
 }

@@ -14,7 +14,8 @@ func TestTestsAreReadFromTheirSources(t *testing.T) {
 func TestMain(m *testing.M) {}
 func Testimony(t *testing.T) {}
 func TestAlone(t *testing.T) { t.Run("x", func(t *testing.T) {}) }
-func TestBeside(t *testing.T) { for range rows { t.Run("x", func(t *testing.T) { n := beside(t) }) } }
+func TestBeside(t *testing.T) { n := beside(t) }
+func TestRows(t *testing.T) { for range rows { t.Run("x", func(t *testing.T) { n := beside(t) }) } }
 func TestLegs(t *testing.T) {
 	for _, one := range []struct{ name string }{{"no leg"}} {}
 	for _, leg := range []leg[*walk]{
@@ -41,6 +42,7 @@ func there(n int) func() { return nil }
 		"faults TestBeside 6 x/a_test.go",
 		"faults TestLegs/a_leg 1 x/a_test.go",
 		"faults TestLegs/another,_there 1 x/a_test.go,x/b_test.go",
+		"faults TestRows 1 x/a_test.go",
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("got  %q\nwant %q", got, want)
@@ -55,6 +57,7 @@ func TestLabTestsOfTheRepository(t *testing.T) {
 	for name, atOnce := range map[string]int{
 		"driver TestRetainKeepsTheData":                               16,
 		"driver TestUninstallAndReinstallWithLiveVolumes":             1,
+		"driver TestMovesAndClaimsChooseAllowedClasses":               1,
 		"remote TestHostileClustersHarmNobodyElse":                    1,
 		"offload TestPodsRunAtMostOnceWhateverFails":                  1,
 		"faults TestDyingAtEveryCrashPoint/a_volume_that_is_attached": 1,
@@ -70,5 +73,17 @@ func TestLabTestsOfTheRepository(t *testing.T) {
 	}
 	if legs := filter(all, func(one labTest) bool { return one.leg != "" }); len(legs) < 40 {
 		t.Errorf("there are %d legs", len(legs))
+	}
+}
+
+// A test that is not parallel delays all others, though its subtests may run beside theirs.
+func TestTestsWithParallelSubtestsAreParallel(t *testing.T) {
+	all, known := repositoryTests(t)
+	alone := []string{"driver TestMovesAndClaimsChooseAllowedClasses", "faults TestLifeAmongKills"}
+	for _, one := range all {
+		of := known.of(one, "")
+		if of.longest < of.seconds-1 && one.atOnce == 1 && !slices.Contains(alone, one.String()) {
+			t.Errorf("%s takes %.0f s without other tests, its subtests run in parallel and take %.0f s together: call t.Parallel first", one, of.longest, of.seconds)
+		}
 	}
 }

@@ -13,7 +13,7 @@ import (
 
 const (
 	// coreBudget is for the core, othersBudget for the slice and the affected tests, in minutes in the lab.
-	coreBudget, othersBudget = 13., 14.
+	coreBudget, othersBudget = 13., 12.
 	// slicesOfAll is the number of slices of the tests outside of the core. It is a prime, so that
 	// pushing the same number of commits each time still runs all of them.
 	slicesOfAll = 23
@@ -68,8 +68,9 @@ func newPlan(all []labTest, core []coreTest, known costs, changed []string, seed
 	// Randomized tests of the core, which have another seed with each commit, are in no slice.
 	rest := filter(all, func(t labTest) bool { return !t.isLong && !inCore[t.String()] })
 	number := int(seed % slicesOfAll)
-	for _, t := range slicesOf(rest, known, slicesOfAll)[number] {
-		p.slice = append(p.slice, plannedTest{labTest: t, reason: fmt.Sprintf("slice %d of %d", number+1, slicesOfAll)})
+	p.slice = slicesOf(rest, p.core, known, slicesOfAll)[number]
+	for i := range p.slice {
+		p.slice[i].reason = fmt.Sprintf("slice %d of %d", number+1, slicesOfAll)
 	}
 	complete := nameSet(filter(p.tests(), func(t plannedTest) bool { return t.args == "" }))
 	most := known.minutes(p.core) + othersBudget
@@ -97,17 +98,49 @@ func nameSet(tests []plannedTest) map[string]bool {
 	return set
 }
 
-// slicesOf divides tests into slices of about the same time: the longest first, each into the
-// shortest slice.
-func slicesOf(tests []labTest, known costs, number int) [][]labTest {
-	result, load := make([][]labTest, number), make([]float64, number)
-	tests = slices.SortedFunc(slices.Values(tests), func(a, b labTest) int {
-		return cmp.Or(cmp.Compare(known.share(b), known.share(a)), cmp.Compare(a.String(), b.String()))
-	})
+// slicesOf divides tests into slices, each of which runs with the core. Parallel tests of a suite take hardly longer than
+// the longest of them, so that they belong together: each test, the longest first, goes to the slice to which it adds
+// least, unless that would exceed the least limit with which all fit.
+func slicesOf(tests []labTest, core []plannedTest, known costs, number int) [][]plannedTest {
+	var planned []plannedTest
+	limit, ofCore := 0., known.load(core)
 	for _, t := range tests {
-		shortest := slices.Index(load, slices.Min(load))
-		result[shortest] = append(result[shortest], t)
-		load[shortest] += known.share(t)
+		one := plannedTest{labTest: t}
+		planned, limit = append(planned, one), max(limit, ofCore.added(one))
+	}
+	slices.SortFunc(planned, func(a, b plannedTest) int {
+		return cmp.Or(cmp.Compare(known.of(b.labTest, "").longest, known.of(a.labTest, "").longest), cmp.Compare(a.String(), b.String()))
+	})
+	for ; ; limit += .1 {
+		if result := slicesWithin(limit, planned, core, known, number); result != nil {
+			return result
+		}
+	}
+}
+
+// slicesWithin returns slices none of which adds more minutes to the core than the limit, or nil.
+func slicesWithin(limit float64, tests, core []plannedTest, known costs, number int) [][]plannedTest {
+	result, loads := make([][]plannedTest, number), make([]load, number)
+	for i := range loads {
+		loads[i] = known.load(core)
+	}
+	limit += known.minutes(core)
+	for _, t := range tests {
+		best, least, shortest := -1, 0., 0.
+		for i, l := range loads {
+			added, before := l.added(t), l.minutes()
+			if before+added > limit {
+				continue
+			}
+			if best < 0 || cmp.Or(cmp.Compare(added, least), cmp.Compare(before, shortest)) < 0 {
+				best, least, shortest = i, added, before
+			}
+		}
+		if best < 0 {
+			return nil
+		}
+		result[best] = append(result[best], t)
+		loads[best].add(t)
 	}
 	return result
 }

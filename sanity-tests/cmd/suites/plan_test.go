@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"io/fs"
-	"math"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -93,19 +92,23 @@ func TestEveryTestHasItsTurn(t *testing.T) {
 	}
 }
 
+// No slice takes longer than the longest test alone, or than the slices would if all took the same time.
 func TestSlicesAreBalanced(t *testing.T) {
 	all, known := repositoryTests(t)
-	least, most, longest := math.Inf(1), 0., 0.
-	for _, slice := range slicesOf(all, known, slicesOfAll) {
-		load := 0.
+	inCore := mustPlan(t, all, core, known, nil, 0).core
+	alone, sum, most := 0., 0., 0.
+	for seed := range int64(slicesOfAll) {
+		slice := mustPlan(t, all, core, known, nil, seed).slice
+		takes := known.minutes(slices.Concat(inCore, slice)) - known.minutes(inCore)
+		sum, most = sum+takes, max(most, takes)
 		for _, one := range slice {
-			load += known.share(one)
-			longest = max(longest, known.share(one))
+			alone = max(alone, known.load(inCore).added(one))
 		}
-		least, most = min(least, load), max(most, load)
 	}
-	if most-least > longest {
-		t.Errorf("slices take %.0f to %.0f s, and the longest test %.0f s", least, most, longest)
+	mean := sum / slicesOfAll
+	t.Logf("the slices take %.1f minutes on average, and up to %.1f; the longest test takes %.1f", mean, most, alone)
+	if most > max(alone, mean)+.5 || most > othersBudget {
+		t.Errorf("a slice takes %.1f minutes; all take %.1f on average, and the longest test %.1f", most, mean, alone)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"storage.liqo.io/sanity-tests/driver"
+	"storage.liqo.io/sanity-tests/sample"
 )
 
 // need is what a suite requires.
@@ -82,6 +83,7 @@ var cargoTest = []string{"cargo", "test", "--locked", "--workspace", "--no-fail-
 
 func rust() suite {
 	return suite{name: "rust", dir: ".", command: cargoTest, counter: newCargoCounter, limit: 20 * time.Minute,
+		env: []string{fmt.Sprintf("PROPTEST_RNG_SEED=%d", sample.Seed())}, // or property tests have random values
 		again: func(test string) []string {
 			return []string{"cargo", "test", "--locked", "--workspace", "--", "--show-output", "--exact", test}
 		}}

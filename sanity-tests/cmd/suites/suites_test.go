@@ -1,8 +1,13 @@
 package main
 
 import (
+	"fmt"
 	"slices"
+	"strings"
 	"testing"
+	"time"
+
+	"storage.liqo.io/sanity-tests/sample"
 )
 
 func names(of []suite) []string {
@@ -91,5 +96,16 @@ func TestStartingFromASuite(t *testing.T) {
 	}
 	if _, err := startingFrom("no such", todo); err == nil {
 		t.Error("a name that no suite has is accepted")
+	}
+}
+
+// Values of property tests follow from the seed, as all that is random.
+func TestPropertyTestsHaveTheSeed(t *testing.T) {
+	var out strings.Builder
+	s := rust()
+	s.command, s.counter = []string{"sh", "-c", "echo seed $PROPTEST_RNG_SEED."}, newCheckCounter
+	(&runner{out: &out, root: "."}).attempt(t.Context(), s, s.command, time.Minute)
+	if want := fmt.Sprintf("seed %d.", sample.Seed()); !strings.Contains(out.String(), want) {
+		t.Errorf("got %s, want %s", &out, want)
 	}
 }

@@ -31,7 +31,7 @@ func TestNodeAtTheAttachLimitOfTheRealDriverIsNotChosen(t *testing.T) {
 	}
 	waitAttachLimit(n, full.Name, limit)
 	n.Claim("last", "liqo-reference-attach", "64Mi")
-	n.Pod("last", "last", preferNode(full.Name))
+	n.Pod("last", "last", user.PreferNode(full.Name))
 	if pod := n.WaitReady("last"); pod.Spec.NodeName != other.Name {
 		t.Errorf("the pod runs on %s", pod.Spec.NodeName)
 	}

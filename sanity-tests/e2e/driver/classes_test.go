@@ -54,33 +54,43 @@ func TestDefaultClassOfTheClusterIsTheRealOne(t *testing.T) {
 	}
 }
 
-// The test is serial because the list changes the published capacity of all classes.
-func TestClaimChoosesItsRealClassWithinTheAllowList(t *testing.T) {
-	n := homeSerial(t)
-	allowRealClasses(t, n, "reference-ext4")
+// Claims and moves choose a real class that the chart allows. No other test runs meanwhile, because the list changes the
+// published capacity of all classes.
+func TestMovesAndClaimsChooseAllowedClasses(t *testing.T) {
+	cluster := homeSerial(t).Cluster
+	set := func(classes ...string) {
+		t.Helper()
+		values := chart.Values{"allowedRealStorageClasses": append([]string{}, classes...)}
+		if err := installWith(context.WithoutCancel(t.Context()), cluster, values); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set("reference-attach", "reference-ext4", "reference-local", "reference-xfs")
+	t.Cleanup(func() { set() })
+	for what, run := range map[string]func(*testing.T, *user.Namespace){
+		"claim":                 chooseAllowedClass,
+		"move":                  moveToAnotherClass,
+		"move of a device":      moveOfADeviceToAnotherClass,
+		"move, full at first":   moveToATargetThatGetsFull,
+		"move, then it expands": moveOfAClaimThatGrows,
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			run(t, user.NewNamespace(t, cluster))
+		})
+	}
+}
+
+func chooseAllowedClass(t *testing.T, n *user.Namespace) {
 	n.Claim("allowed", "liqo", "64Mi", withAnnotation("storage.liqo.io/real-storage-class", "reference-ext4"))
-	n.Claim("forbidden", "liqo", "64Mi", withAnnotation("storage.liqo.io/real-storage-class", "reference-local"))
+	n.Claim("forbidden", "liqo", "64Mi", withAnnotation("storage.liqo.io/real-storage-class", "reference-group"))
 	n.Pod("user", "allowed")
 	n.Pod("refused", "forbidden")
 	n.WaitReady("user")
 	if got := *n.WaitVolume("allowed").Twin.Spec.StorageClassName; got != "reference-ext4" {
 		t.Errorf("the class of the twin is %s", got)
 	}
-	n.WaitEvent("forbidden", "reference-local")
-}
-
-// allowRealClasses sets allowedRealStorageClasses of the chart until the test ends.
-func allowRealClasses(t *testing.T, n *user.Namespace, classes ...string) {
-	t.Helper()
-	set := func(classes []string) {
-		t.Helper()
-		values := chart.Values{"allowedRealStorageClasses": classes}
-		if err := installWith(context.WithoutCancel(t.Context()), n.Cluster, values); err != nil {
-			t.Fatal(err)
-		}
-	}
-	set(classes)
-	t.Cleanup(func() { set([]string{}) })
+	n.WaitEvent("forbidden", "reference-group")
 }
 
 func TestImmediateVirtualClassBindsWithoutPod(t *testing.T) {

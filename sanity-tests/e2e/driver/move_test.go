@@ -31,9 +31,7 @@ func TestMoveToAnotherNode(t *testing.T) {
 
 // A volume moves to another real class in its cluster. The undo moves it to its old class, which new claims get but no
 // move may name.
-func TestMoveToAnotherClass(t *testing.T) {
-	n := homeSerial(t)
-	allowRealClasses(t, n, "reference-attach")
+func moveToAnotherClass(t *testing.T, n *user.Namespace) {
 	nodes := user.Cluster(t, "home").Nodes()
 	pod := startPodWithFiles(n, "liqo-reference", nodes[0].Name)
 	n.Move("move", "data", "target: {nodeName: "+nodes[1].Name+", storageClassName: reference-attach}, quiesce: {mode: Evict}")
@@ -50,9 +48,7 @@ func TestMoveToAnotherClass(t *testing.T) {
 }
 
 // A full target stops a move before a pod is evicted. The move reports it, and continues when there is less to copy.
-func TestMoveToATargetThatGetsFull(t *testing.T) {
-	n := homeSerial(t)
-	allowRealClasses(t, n, "reference-ext4")
+func moveToATargetThatGetsFull(t *testing.T, n *user.Namespace) {
 	node := user.Cluster(t, "home").Nodes()[0].Name
 	// The size of a volume of this class is not limited.
 	n.Claim("data", "liqo-reference", "64Mi")
@@ -60,8 +56,8 @@ func TestMoveToATargetThatGetsFull(t *testing.T) {
 	before := n.WaitReady(pod)
 	n.Exec(pod, "cd /data && echo kept > file && head -c 90000000 /dev/urandom > large && sync")
 	n.Move("move", "data", "target: {nodeName: "+node+", storageClassName: reference-ext4}, quiesce: {mode: Evict}")
-	n.Eventually("the move reports that the target is full", func(context.Context) (string, error) {
-		status, err := n.Kubectl("get", "volumemove", "move", "-o", "jsonpath={.status.phase} {.status.waitingFor}{.status.preflight}")
+	n.Eventually("the move reports that the target is full", func(ctx context.Context) (string, error) {
+		_, status, err := n.MoveStatus(ctx, "move")
 		if strings.Contains(status, "No space left") {
 			return "", nil
 		}
@@ -79,9 +75,7 @@ func TestMoveToATargetThatGetsFull(t *testing.T) {
 }
 
 // A claim that is resized during its move is expanded afterwards.
-func TestClaimThatIsMovedGrowsAfterwards(t *testing.T) {
-	n := homeSerial(t)
-	allowRealClasses(t, n, "reference-xfs")
+func moveOfAClaimThatGrows(t *testing.T, n *user.Namespace) {
 	node := user.Cluster(t, "home").Nodes()[0].Name
 	n.Claim("data", "liqo-reference-ext4", "320Mi")
 	pod := n.StatefulSet("user", "data", user.OnNode(node))
@@ -111,9 +105,7 @@ func TestMoveOfADeviceToAnotherNode(t *testing.T) {
 }
 
 // An attached block volume moves to another real class.
-func TestMoveOfADeviceToAnotherClass(t *testing.T) {
-	n := homeSerial(t)
-	allowRealClasses(t, n, "reference-local")
+func moveOfADeviceToAnotherClass(t *testing.T, n *user.Namespace) {
 	moveDevice(t, n, "liqo-reference-attach", ", storageClassName: reference-local")
 }
 

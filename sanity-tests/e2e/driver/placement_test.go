@@ -54,7 +54,7 @@ func TestNodeExcludedByTheRealClassIsNotChosen(t *testing.T) {
 	virtual := virtualClass(n.Name+"-virtual", map[string]string{"realStorageClass": real.Name})
 	n.Class(virtual)
 	n.Claim("data", virtual.Name, "64Mi")
-	n.Pod("user", "data", preferNode(excluded.Name))
+	n.Pod("user", "data", user.PreferNode(excluded.Name))
 	if pod := n.WaitReady("user"); pod.Spec.NodeName != allowed.Name {
 		t.Errorf("the pod runs on %s", pod.Spec.NodeName)
 	}
@@ -117,18 +117,5 @@ func cordon(t *testing.T, n *user.Namespace, node string, on bool) {
 	_, err := n.Client.CoreV1().Nodes().Patch(user.CleanupContext(t), node, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
 	if err != nil {
 		t.Fatal(err)
-	}
-}
-
-func preferNode(node string) func(*corev1.Pod) {
-	return func(pod *corev1.Pod) {
-		pod.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
-			PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{{
-				Weight: 100,
-				Preference: corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{
-					{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{node}},
-				}},
-			}},
-		}}
 	}
 }

@@ -141,12 +141,12 @@ kind: NamespaceOffloading
 metadata: {name: offloading}
 spec: {namespaceMappingStrategy: EnforceSameName, podOffloadingStrategy: ` + strategy + `}
 `)
-	n.Eventually("the namespace to be offloaded", func(context.Context) (string, error) {
-		out, err := n.Kubectl("get", "namespaceoffloading", "offloading", "-o", "jsonpath={.status.offloadingPhase}")
-		if err == nil && out == "Ready" {
-			return "", nil
+	n.Eventually("the namespace to be offloaded", func(ctx context.Context) (string, error) {
+		offloading, err := n.Object(ctx, "namespaceoffloading", "offloading")
+		if phase := user.Text(offloading, "status", "offloadingPhase"); phase != "Ready" {
+			return "it is " + phase, err
 		}
-		return "it is " + out, err
+		return "", nil
 	})
 	return user.ExistingNamespace(n.t, user.Cluster(n.t, "remote"), n.Name)
 }

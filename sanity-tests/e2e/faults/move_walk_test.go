@@ -62,10 +62,7 @@ func (w *walk) movePrepared(t *testing.T, b *remoteSetup) {
 
 // The controller crashes around every write from the eviction of the users to the end.
 func (w *walk) moveCutOver(t *testing.T, b *remoteSetup) {
-	b.createWritten(t)
-	b.home.DeletePod("writer")
-	pod := b.home.StatefulSet("user", "data")
-	b.home.WaitReady(pod)
+	pod := b.createWrittenBySet(t)
 	controller := w.crashController(t, b.home, bothSides("move-evict", "move-delete-pod", "move-delete-mover-claim",
 		"move-delete-mover-volume", "move-delete-volume", "move-let-volume-go", "move-make-volume", "move-hand-over",
 		"move-forget-certificates", "move-restore-policy", "move-unlock", "move-free-twin", "move-release-source",
@@ -85,11 +82,8 @@ func (w *walk) moveCutOver(t *testing.T, b *remoteSetup) {
 // A move is cancelled during the drain. It is cancelled after the gate is closed, because it restores the
 // PersistentVolume only then.
 func (w *walk) moveCancelled(t *testing.T, b *remoteSetup) {
-	b.createWritten(t)
-	b.home.DeletePod("writer")
+	pod := b.createWrittenBySet(t, ignoringTermination)
 	volume := b.home.WaitVolume("data").Virtual
-	pod := b.home.StatefulSet("user", "data", ignoringTermination)
-	b.home.WaitReady(pod)
 	b.home.Move(moveName, "data", "target: {nodeName: "+b.id+"}, quiesce: {mode: Evict}")
 	b.waitGated(volume)
 	controller := w.crashController(t, b.home, bothSides("move-give-back", "move-delete-target"))
@@ -106,10 +100,7 @@ func (w *walk) moveCancelled(t *testing.T, b *remoteSetup) {
 
 // A claim is deleted while it is Lost: both copies are retained for retainSource.
 func (w *walk) moveOfADeletedClaim(t *testing.T, b *remoteSetup) {
-	b.createWritten(t)
-	b.home.DeletePod("writer")
-	pod := b.home.StatefulSet("user", "data", ignoringTermination)
-	b.home.WaitReady(pod)
+	b.createWrittenBySet(t, ignoringTermination)
 	b.home.Move(moveName, "data", "target: {nodeName: "+b.id+"}, quiesce: {mode: Evict}")
 	b.home.Eventually("the claim is Lost", func(ctx context.Context) (string, error) {
 		claim, err := b.home.Client.CoreV1().PersistentVolumeClaims(b.home.Name).Get(ctx, "data", metav1.GetOptions{})
@@ -146,10 +137,7 @@ func (w *walk) moveOfADeletedClaim(t *testing.T, b *remoteSetup) {
 // A move is cancelled after its gate has got a number, and while a PodDisruptionBudget keeps it open: a
 // late leader must not close the gate any more.
 func (w *walk) moveNeverGated(t *testing.T, b *remoteSetup) {
-	b.createWritten(t)
-	b.home.DeletePod("writer")
-	pod := b.home.StatefulSet("user", "data")
-	b.home.WaitReady(pod)
+	pod := b.createWrittenBySet(t)
 	b.home.Move(moveName, "data", "target: {nodeName: "+b.id+"}, quiesce: {mode: Evict}, cutover: {mode: Manual}")
 	b.home.WaitMove(moveName, "Ready")
 	budget := &policyv1.PodDisruptionBudget{
@@ -181,11 +169,8 @@ func (w *walk) moveNeverGated(t *testing.T, b *remoteSetup) {
 // A gated PersistentVolume is deleted, and its move is cancelled. It is created again when its last user
 // has ended; until then its data must be kept, whatever its reclaim policy.
 func (w *walk) moveOfADeletedVolume(t *testing.T, b *remoteSetup) {
-	b.createWritten(t)
-	b.home.DeletePod("writer")
+	pod := b.createWrittenBySet(t, ignoringTermination)
 	volume := b.home.WaitVolume("data").Virtual
-	pod := b.home.StatefulSet("user", "data", ignoringTermination)
-	b.home.WaitReady(pod)
 	b.home.Move(moveName, "data", "target: {nodeName: "+b.id+"}, quiesce: {mode: Evict}")
 	b.waitGated(volume)
 	if err := b.home.Client.CoreV1().PersistentVolumes().Delete(t.Context(), volume.Name, metav1.DeleteOptions{}); err != nil {
@@ -384,15 +369,34 @@ func (b *remoteSetup) setReclaimPolicy(n *user.Namespace, name string, policy co
 // createWritten creates a volume at home with a word in it, and its writer.
 func (b *remoteSetup) createWritten(t *testing.T) {
 	t.Helper()
+	b.createClaim(t)
+	b.home.Pod("writer", "data", user.OnNode("home-1"))
+	b.home.WaitReady("writer")
+	write(b.home, "writer", b.home.Name)
+}
+
+// createWrittenBySet is createWritten with the pod of a StatefulSet as the writer.
+func (b *remoteSetup) createWrittenBySet(t *testing.T, edits ...func(*corev1.Pod)) (pod string) {
+	t.Helper()
+	b.createClaim(t)
+	// Home is only preferred, so that the pod can run where the volume moves to.
+	pod = b.home.StatefulSet("user", "data", append(edits, user.PreferNode("home-1"))...)
+	if node := b.home.WaitReady(pod).Spec.NodeName; node == b.id {
+		t.Fatal("the pod runs in the other cluster before its volume is moved")
+	}
+	write(b.home, pod, b.home.Name)
+	return pod
+}
+
+// createClaim creates a claim at home, and what a move to the other cluster needs.
+func (b *remoteSetup) createClaim(t *testing.T) {
+	t.Helper()
 	if err := driver.ImportImage(t.Context(), b.remote.Cluster); err != nil {
 		t.Fatal(err)
 	}
 	b.declare(t)
 	b.waitReady()
 	b.home.Claim("data", "liqo-reference", "64Mi")
-	b.home.Pod("writer", "data", user.OnNode("home-1"))
-	b.home.WaitReady("writer")
-	write(b.home, "writer", b.home.Name)
 }
 
 // readRemotely reads the word in the other cluster.

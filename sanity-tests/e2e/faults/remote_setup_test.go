@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"storage.liqo.io/sanity-tests/chart"
 	"storage.liqo.io/sanity-tests/driver"
@@ -97,12 +98,18 @@ func (b *remoteSetup) undeclare(t *testing.T) {
 
 // waitReady waits until claims of pods on the virtual node can be provisioned.
 func (b *remoteSetup) waitReady() {
-	b.home.Eventually("the cluster is ready", func(context.Context) (string, error) {
-		status, err := b.home.Kubectl("get", "remotecluster", b.id, "-o", `jsonpath={.status.conditions[?(@.type=="Ready")].status} {.status.lastError}`)
-		if err == nil && strings.HasPrefix(status, "True") {
-			return "", nil
+	b.home.Eventually("the cluster is ready", func(ctx context.Context) (string, error) {
+		cluster, err := b.home.Object(ctx, "remotecluster", b.id)
+		if err != nil {
+			return "", err
 		}
-		return "ready: " + status, err
+		conditions, _, _ := unstructured.NestedSlice(cluster.Object, "status", "conditions")
+		for _, one := range conditions {
+			if one, ok := one.(map[string]any); ok && one["type"] == "Ready" && one["status"] == "True" {
+				return "", nil
+			}
+		}
+		return fmt.Sprintf("its status is %v", cluster.Object["status"]), nil
 	})
 	b.waitMarked(true)
 }

@@ -27,11 +27,12 @@ func (w *walk) sessionRenewed(t *testing.T, b *remoteSetup) {
 		w.waitCrashed(t, b.home, controller)
 	}
 	b.waitReady()
-	b.home.Eventually("the cluster is reached with a renewed token", func(context.Context) (string, error) {
-		said, err := b.home.Kubectl("get", "remotecluster", b.id, "-o", "jsonpath={.status.credentials.expires}")
+	b.home.Eventually("the cluster is reached with a renewed token", func(ctx context.Context) (string, error) {
+		cluster, err := b.home.Object(ctx, "remotecluster", b.id)
 		if err != nil {
 			return "", err
 		}
+		said := user.Text(cluster, "status", "credentials", "expires")
 		if now, err := time.Parse(time.RFC3339, said); err != nil || !now.After(expires) {
 			return fmt.Sprintf("it expires at %q, and the first one at %s", said, expires), nil
 		}

@@ -140,6 +140,7 @@ func onVirtualNode(pod *corev1.Pod) {
 }
 
 func TestNamespaceIsOffloadedWithEachStrategy(t *testing.T) {
+	t.Parallel()
 	for strategy, want := range map[string]func(name string) string{
 		"DefaultName":     func(name string) string { return name + "-" },
 		"EnforceSameName": func(name string) string { return name },
@@ -250,6 +251,7 @@ func TestForeignNamespaceIsRefused(t *testing.T) {
 
 // The manifests are from Liqo's documentation and from `liqoctl offload namespace -o yaml`.
 func TestManifestsOfLiqoServeUnchanged(t *testing.T) {
+	t.Parallel()
 	for what, one := range map[string]struct{ spec, required string }{
 		"liqoctl": {`
   clusterSelector:

@@ -366,6 +366,7 @@ func (n tenant) waitPolicies(w placement) {
 }
 
 func TestPodsMayRunWhereTheOffloadingSays(t *testing.T) {
+	t.Parallel()
 	inEurope := term(requirement("region", corev1.NodeSelectorOpIn, "europe"))
 	byName := corev1.NodeSelectorTerm{
 		MatchFields:      []corev1.NodeSelectorRequirement{requirement(metav1.ObjectNameField, corev1.NodeSelectorOpIn, "virtual-asia")},

@@ -30,6 +30,7 @@ func wantGroup(t *testing.T, n *user.Namespace, pod, group string) {
 }
 
 func TestEachDriverHasItsGroupPolicy(t *testing.T) {
+	t.Parallel()
 	for class, group := range map[string]string{
 		"reference":        "0",    // by fsType, which this class does not set
 		"reference-ext4":   "4321", // by fsType

@@ -7,6 +7,7 @@ import (
 )
 
 func TestSnapshotsAndClones(t *testing.T) {
+	t.Parallel()
 	for class, snapshotClass := range map[string]string{
 		"reference": "reference", "reference-xfs": "reference", "reference-attach": "reference-attach", "reference-local": "reference-local",
 	} {

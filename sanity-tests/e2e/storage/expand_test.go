@@ -30,6 +30,7 @@ func TestOnlineExpansion(t *testing.T) {
 }
 
 func TestOfflineExpansion(t *testing.T) {
+	t.Parallel()
 	for class, driver := range map[string]storage.Driver{
 		"reference-ext4": storage.Reference, "reference-attach": storage.Attach, "reference-local": storage.Local,
 	} {
@@ -54,6 +55,7 @@ func TestOfflineExpansion(t *testing.T) {
 }
 
 func TestBlockVolumesGrowOnline(t *testing.T) {
+	t.Parallel()
 	for _, class := range []string{"reference", "reference-attach"} {
 		t.Run(class, func(t *testing.T) {
 			n := home(t)

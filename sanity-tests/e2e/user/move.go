@@ -8,7 +8,9 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
 // StatefulSet creates a StatefulSet with one pod, NAME-0, which has the claim at DataPath. A move evicts the
@@ -70,12 +72,22 @@ spec: {claims: [%s], %s}
 `, name, n.Name, claim, spec))
 }
 
+// MoveStatus returns the phase of a move, and what else its status says.
+func (n *Namespace) MoveStatus(ctx context.Context, name string) (phase, text string, err error) {
+	move, err := n.Object(ctx, "volumemove", name)
+	if err != nil {
+		return "", "", err
+	}
+	preflight, _, _ := unstructured.NestedFieldNoCopy(move.Object, "status", "preflight")
+	phase = Text(move, "status", "phase")
+	return phase, fmt.Sprint(phase, " ", Text(move, "status", "waitingFor"), preflight), nil
+}
+
 // WaitMove waits until a move is in one of these phases.
 func (n *Namespace) WaitMove(name string, phases ...string) {
 	n.t.Helper()
-	n.Eventually(fmt.Sprintf("the move %s is %s", name, strings.Join(phases, " or ")), func(context.Context) (string, error) {
-		status, err := n.Kubectl("get", "volumemove", name, "-o", "jsonpath={.status.phase} {.status.waitingFor}{.status.preflight}")
-		phase, _, _ := strings.Cut(status, " ")
+	n.Eventually(fmt.Sprintf("the move %s is %s", name, strings.Join(phases, " or ")), func(ctx context.Context) (string, error) {
+		phase, status, err := n.MoveStatus(ctx, name)
 		if slices.Contains(phases, phase) {
 			return "", nil
 		}
@@ -97,7 +109,10 @@ func (n *Namespace) PatchMove(name, spec string) {
 // WaitDeleted waits until an object is deleted.
 func (n *Namespace) WaitDeleted(kind, name string) {
 	n.t.Helper()
-	n.Eventually(kind+" "+name+" is deleted", func(context.Context) (string, error) {
-		return n.Kubectl("get", kind, name, "--ignore-not-found", "-o", "name")
+	n.Eventually(kind+" "+name+" is deleted", func(ctx context.Context) (string, error) {
+		if _, err := n.Object(ctx, kind, name); !apierrors.IsNotFound(err) {
+			return "it exists", err
+		}
+		return "", nil
 	})
 }

@@ -11,6 +11,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 
 	"storage.liqo.io/sanity-tests/images"
@@ -100,6 +101,20 @@ func WithDevice(pod *corev1.Pod) {
 func OnNode(node string) func(*corev1.Pod) {
 	return func(pod *corev1.Pod) {
 		pod.Spec.NodeSelector = map[string]string{corev1.LabelHostname: node}
+	}
+}
+
+// PreferNode makes the scheduler choose this node if the pod can run there.
+func PreferNode(node string) func(*corev1.Pod) {
+	return func(pod *corev1.Pod) {
+		pod.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
+			PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{{
+				Weight: 100,
+				Preference: corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{
+					{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{node}},
+				}},
+			}},
+		}}
 	}
 }
 
@@ -199,12 +214,15 @@ func (n *Namespace) WaitCapacity(claim, size string) {
 func (n *Namespace) Snapshot(name, claim, class string) {
 	n.t.Helper()
 	n.CreateSnapshot(name, claim, class)
-	n.Eventually("snapshot "+name+" becomes ready", func(context.Context) (string, error) {
-		ready, err := n.Kubectl("get", "volumesnapshot", name, "-o", "jsonpath={.status.readyToUse}")
-		if err == nil && ready == "true" {
+	n.Eventually("snapshot "+name+" becomes ready", func(ctx context.Context) (string, error) {
+		snapshot, err := n.Object(ctx, "volumesnapshot", name)
+		if err != nil {
+			return "", err
+		}
+		if ready, _, _ := unstructured.NestedBool(snapshot.Object, "status", "readyToUse"); ready {
 			return "", nil
 		}
-		return "readyToUse is " + ready, err
+		return fmt.Sprintf("its status is %v", snapshot.Object["status"]), nil
 	})
 }
 
