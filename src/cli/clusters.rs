@@ -42,7 +42,7 @@ const UNDECLARED: &str = "Undeclared";
 
 const FORM: &str = r#"JSON: {"version": 1, "clusters": [...], "unknown": [...]}. A cluster has
 id, fabric (native, liqo, kosmos or empty), object, state (Ready, Connecting, Unreachable,
-Refused, HoldsVolumes while it is being deleted, Undeclared if nothing declares it any more, or Unknown
+Unauthorized, Refused, HoldsVolumes while it is being deleted, Undeclared if nothing declares it any more, or Unknown
 before the controller has written a status), message, serverVersion, policy, nodes, volumes,
 snapshots, classes, limits (what the driver may not do there, and what that costs),
 waiting (pods that wait because their data is there, and why) and namespaces: those that are

@@ -297,7 +297,8 @@ async fn print(args: &Args, request: &Request) -> Outcome<ExitCode> {
         Some(Side::Home) => print!("{}", home()?),
         None => print!(
             "# In the cluster {0} (--only remote prints these alone):\n{remote}---\n# In this cluster, once the driver is \
-             installed (--only home). `liqo-csi connect {0} --token-only` creates\n# the Secret with the kubeconfig, which is \
+             installed (--only home). `liqo-csi connect {0} --remote-context CONTEXT --token-only` \
+             creates\n# the Secret with the kubeconfig, which is \
              no file for GitOps:\n{1}",
             request.name,
             home()?

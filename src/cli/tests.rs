@@ -1,6 +1,8 @@
 //! The command line as a whole: its consistency, the examples in the help texts, and the commands on the
 //! pages that new users read first.
 
+use std::path::Path;
+
 use clap::{Command, CommandFactory, Parser};
 
 use super::Cli;
@@ -35,6 +37,74 @@ fn the_commands_of_the_first_pages_parse() {
             parse(&words, page);
         }
     }
+}
+
+/// Commands that errors, events and `doctor` name have flags that this program knows, and those that it requires
+/// where an object is named.
+#[test]
+fn commands_in_messages_can_be_run() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let (cli, mut found) = (Cli::command(), 0);
+    for (place, code) in sources(&root.join("src"))
+        .into_iter()
+        .chain(sources(&root.join("crates")))
+    {
+        for named in code.split("liqo-csi ").skip(1) {
+            let end = named.find(['"', '`', ',', ';', '|', '(', ')', '\n']);
+            let mut words = named[..end.unwrap_or(named.len())].split_whitespace().peekable();
+            let mut command = &cli;
+            while let Some(inner) = words.peek().and_then(|word| command.find_subcommand(*word)) {
+                words.next();
+                command = inner;
+            }
+            found += 1;
+            check_named(command, &words.collect::<Vec<_>>(), &place);
+        }
+    }
+    assert!(found > 100, "only {found} commands");
+}
+
+fn check_named(command: &Command, words: &[&str], place: &str) {
+    let flags: Vec<&str> = words.iter().filter_map(|word| word.strip_prefix("--")).collect();
+    for flag in &flags {
+        let name = flag.split(['=', '.', ':']).next();
+        let is_known = command.get_arguments().any(|it| it.get_long() == name);
+        assert!(is_known, "{place}: {} has no flag --{flag}", command.get_name());
+    }
+    let needed: &[&str] = match command.get_name() {
+        "connect" | "disconnect" => &["remote-", "local-only"],
+        "volume" => &["target-"],
+        _ => &[""],
+    };
+    let names_object = words.first().is_some_and(|word| word.starts_with('{'));
+    let is_enough = needed
+        .iter()
+        .any(|one| one.is_empty() || flags.iter().any(|flag| flag.starts_with(one)));
+    assert!(
+        is_enough || !names_object,
+        "{place}: {} {words:?} is refused",
+        command.get_name()
+    );
+}
+
+/// The sources below a folder with their names: continued lines are one, and comments are left out.
+fn sources(folder: &Path) -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(sources(&path));
+        } else if path.extension().is_some_and(|it| it == "rs") {
+            let text = std::fs::read_to_string(&path).unwrap();
+            let lines = text.lines().map(str::trim).filter(|line| !line.starts_with("//"));
+            let code = lines.map(|line| match line.strip_suffix('\\') {
+                Some(begun) => begun.to_owned(),
+                None => format!("{line}\n"),
+            });
+            found.push((path.display().to_string(), code.collect()));
+        }
+    }
+    found
 }
 
 /// A command without subcommands has examples of its own.

@@ -122,14 +122,14 @@ impl Existing {
         if request.fabric && !has {
             return Err(format!(
                 "the RemoteCluster {name} has no spec.fabric, and none can be added, because its namespaces would be others \
-                 then: `liqo-csi disconnect {name}` first"
+                 then: `liqo-csi disconnect {name} --remote-context CONTEXT` first"
             )
             .into());
         }
         if has && object.spec.node_selector.is_none() && !request.nodes.is_empty() {
             return Err(format!(
                 "the fabric creates the virtual node of the RemoteCluster {name}, and that cannot change, because pods would \
-                 lose their node: leave out --node-selector, or `liqo-csi disconnect {name}` first"
+                 lose their node: leave out --node-selector, or `liqo-csi disconnect {name} --remote-context CONTEXT` first"
             )
             .into());
         }
@@ -188,7 +188,7 @@ impl Home {
             Some(known) => Err(format!(
                 "the name {name} belongs to another cluster than the one of this kubeconfig (the uid of its namespace \
                  kube-system is {known}, here it is {remote}), and the data of its volumes would count as lost. Choose \
-                 another name, or `liqo-csi disconnect {name}` first"
+                 another name, or `liqo-csi disconnect {name} --remote-context CONTEXT` first"
             )
             .into()),
             None => Ok(()),

@@ -69,8 +69,9 @@ pub(super) async fn next(home: &Home, cluster: &RemoteCluster, request: &Request
         .await?;
     if fabrics.is_empty() {
         println!(
-            "Next: the fabric, which is not installed. With the chart and the values of the driver:\n  helm upgrade … \
-             --set fabric.enabled=true --wait"
+            "Next: the fabric, which is not installed. With the release and the chart of the driver:\n  helm upgrade RELEASE CHART -n {} \
+             --reset-then-reuse-values --set fabric.enabled=true --wait",
+            home.namespace
         );
         return Ok(());
     }

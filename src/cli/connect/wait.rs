@@ -97,7 +97,7 @@ async fn explain(
     let hint = if lower.contains("certificate") {
         format!(
             "The certificate of {} is for another host, or of another certificate authority than the one in your kubeconfig. \
-             --server names a URL that the certificate is for.",
+             --server names a URL that the certificate is for, and certificate-authority-data in your kubeconfig its authority.",
             endpoint.server
         )
     } else if lower.contains("unauthorized") {
@@ -110,7 +110,7 @@ async fn explain(
     };
     format!(
         "{name}: all objects exist, but the pods of the controller do not reach the cluster: {message}\n{hint}\nThen run this \
-         again; or `liqo-csi disconnect {name}` deletes everything.\n"
+         again; or `liqo-csi disconnect {name} --remote-context CONTEXT` deletes everything.\n"
     )
 }
 

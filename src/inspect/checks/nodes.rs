@@ -59,7 +59,7 @@ fn unregistered(installation: &Installation, node: &Node) -> Option<Finding> {
         None => Finding::warning(
             title,
             format!("No pod of the node plugin runs there; {effect}."),
-            "If pods with volumes may run there: see the chart's values node.nodeSelector and virtualNodes, and whether the pod could not be scheduled for lack of resources.",
+            "If pods with volumes may run there: see the chart's values node.nodeSelector and virtualNodes, whether the pod could not be scheduled for lack of resources, and the events of its DaemonSet: Pod Security may forbid privileged pods.",
         ),
         Some(pod) => Finding::error(
             title,

@@ -17,8 +17,6 @@ use crate::{
 
 /// A lease that was renewed longer ago is not held by a running pod.
 const STALE: SignedDuration = SignedDuration::from_mins(1);
-/// How to read the logs of the fabric.
-const LOGS: &str = "kubectl logs -A -l app.kubernetes.io/component=fabric";
 /// An unfinished deletion that takes longer than this needs help.
 const LONG: SignedDuration = SignedDuration::from_mins(1);
 
@@ -52,7 +50,7 @@ pub(super) fn carried_out(installation: &Installation) -> Vec<Finding> {
             vec![Finding::error(
                 format!("Deployment {}", of.unwrap_or_default()),
                 "None of its pods is active: its lease is not held. Namespaces are neither offloaded nor unoffloaded.",
-                format!("See its pods and their logs: {LOGS}"),
+                format!("See its pods and their logs: {}", logs(offloading)),
             )]
         }
         None => Vec::new(),
@@ -79,6 +77,15 @@ fn why_inactive(offloading: &Offloading, now: Timestamp) -> Option<Inactive> {
     offloading.leases.lacks(is_held).then_some(Inactive::Idle)
 }
 
+/// How to read the logs of the fabric.
+fn logs(offloading: &Offloading) -> String {
+    let namespace = offloading.fabrics.iter().find_map(ResourceExt::namespace);
+    format!(
+        "kubectl logs -n {} -l app.kubernetes.io/component=fabric",
+        namespace.unwrap_or_default()
+    )
+}
+
 /// Why an offloaded namespace has no status yet, as far as that is known.
 pub(in crate::inspect) fn why_not_offloaded(offloading: &Offloading, now: Timestamp) -> String {
     if let Ok(Some(how)) = &offloading.liqo {
@@ -93,14 +100,18 @@ pub(in crate::inspect) fn why_not_offloaded(offloading: &Offloading, now: Timest
                 .to_owned()
         }
         Some(Inactive::Idle) => {
-            format!("nothing processes it: no pod of liqo-csi fabric is active, see {LOGS}")
+            format!(
+                "nothing processes it: no pod of liqo-csi fabric is active, see {}",
+                logs(offloading)
+            )
         }
         None if !offloading.fabrics.is_complete() || !offloading.leases.is_complete() => {
             "it was not processed yet, and whether liqo-csi fabric runs cannot be read".to_owned()
         }
         None => format!(
             "liqo-csi fabric runs and has not processed it yet. It will: a kind that was just defined is \
-             noticed within some seconds. If this lasts, see {LOGS}"
+             noticed within some seconds. If this lasts, see {}",
+            logs(offloading)
         ),
     }
 }
@@ -225,6 +236,11 @@ fn unready_in(
     let since = ready.last_transition_time.parse::<Timestamp>();
     let is_long = since.is_ok_and(|then| now.duration_since(then) >= LONG);
     let message = ready.message.trim_end_matches('.');
+    let unoffload = format!(
+        "liqo-csi unoffload namespace {} --dry-run lists the volumes that block it; the solutions are in \
+         docs/offloading.md#when-unoffloading-does-not-end.",
+        object.namespace().unwrap_or_default()
+    );
     let (severity, problem, fix) = match ready.reason.as_str() {
         "CreationLoopBackOff" => (
             Severity::Error,
@@ -234,8 +250,7 @@ fn unready_in(
         "Terminating" if is_long => (
             Severity::Warning,
             format!("Its namespace in the cluster {cluster} is not deleted: {message}."),
-            "liqo-csi unoffload namespace --dry-run lists the volumes that block it; the solutions are in \
-             docs/offloading.md#when-unoffloading-does-not-end.",
+            unoffload.as_str(),
         ),
         _ if is_long => (
             Severity::Warning,

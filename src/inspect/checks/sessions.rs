@@ -31,7 +31,7 @@ fn of_cluster(cluster: &RemoteCluster, now: Timestamp) -> Option<Finding> {
     let name = cluster.name_any();
     let object = format!("RemoteCluster {name}");
     let fix = format!(
-        "liqo-csi connect {name} gives the driver another one. Pods and volumes there are not affected."
+        "liqo-csi connect {name} --remote-context CONTEXT gives the driver another token. Pods and volumes there are not affected."
     );
     let moment = |text: &Option<String>| text.as_ref()?.parse::<Timestamp>().ok();
     let (expires, renews) = (moment(&credentials.expires), moment(&credentials.renews));

@@ -136,7 +136,7 @@ fn refused(remote: &Remote, state: State) -> String {
     };
     match &remote.fabric {
         None => format!(
-            ". {cause}: liqo-csi connect {} gives the driver another one",
+            ". {cause}: liqo-csi connect {} --remote-context CONTEXT gives the driver another one",
             remote.id
         ),
         Some(fabric) => format!(". {cause}: {} has to renew it", fabric.name),

@@ -292,7 +292,7 @@ async fn a_token_that_is_not_valid_is_reported_with_the_fix() {
             registry(unreachable()),
             1_767_225_600,
             "expired at 2026-01-01T00:00:00Z",
-            "liqo-csi connect milan",
+            "liqo-csi connect milan --remote-context CONTEXT",
         ),
         (
             found(unreachable()),
@@ -304,7 +304,7 @@ async fn a_token_that_is_not_valid_is_reported_with_the_fix() {
             registry(unreachable()),
             later,
             "was revoked",
-            "liqo-csi connect milan",
+            "liqo-csi connect milan --remote-context CONTEXT",
         ),
         (found(unreachable()), later, "was revoked", "liqo has to renew it"),
     ] {

@@ -84,7 +84,7 @@ pub(super) fn misplaced(site: &Site, volume: &VirtualVolume) -> Option<String> {
     };
     let twin = describe_twin(site);
     Some(format!(
-        "{twin} is not found by pods with this claim: {way_out}, or move the volume with liqo-csi move volume {own}/{}",
+        "{twin} is not found by pods with this claim: {way_out}, or move the volume with liqo-csi move volume {own}/{} --target-cluster ID",
         claim.name
     ))
 }

@@ -66,14 +66,15 @@ impl Pods<'_> {
             if id.cluster != *cluster {
                 return missing(format!(
                     "the data of the claim {own}/{name} is in the cluster {}, not in {cluster}: let the pod run there, or move \
-                     the volume with liqo-csi move volume {own}/{name}",
+                     the volume with liqo-csi move volume {own}/{name} --target-cluster {cluster}",
                     id.cluster
                 ));
             }
             if twin.namespace != namespace {
                 return missing(format!(
                     "the data of the claim {own}/{name} is in the namespace {} of the cluster {cluster}, and this pod runs in \
-                     {namespace} there: offload its namespace under that name, or move the volume with liqo-csi move volume {own}/{name}",
+                     {namespace} there: offload its namespace under that name, or move the volume with liqo-csi \
+                     move volume {own}/{name} --target-cluster ID",
                     twin.namespace
                 ));
             }

@@ -74,7 +74,7 @@ impl DisconnectBlocker {
             ),
             Self::Unknown { what } => (
                 format!("cannot determine {what}"),
-                "fix that and run this again; for a cluster that no longer exists: --local-only".to_owned(),
+                "fix that and run this again; for a cluster that no longer exists: --local-only --the-cluster-is-gone".to_owned(),
             ),
         };
         BlockerText { what, way_out }

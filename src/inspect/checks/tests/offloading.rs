@@ -104,7 +104,11 @@ fn offloaded_namespaces_are_checked() {
             "held by claims",
             |it| unready(it, "Terminating", "Terminating", "data", LONG_AGO),
             W,
-            [OBJECT, "is not deleted: data", "unoffload namespace"],
+            [
+                OBJECT,
+                "is not deleted: data",
+                "liqo-csi unoffload namespace shop --dry-run",
+            ],
         ),
         (
             "a cluster that does not answer",
@@ -151,7 +155,7 @@ fn the_fabric_is_checked() {
             [
                 "Deployment liqo-csi/liqo-csi-fabric",
                 "None of its pods is active",
-                "logs",
+                "kubectl logs -n liqo-csi -l app.kubernetes.io/component=fabric",
             ],
         ),
         (
@@ -165,7 +169,7 @@ fn the_fabric_is_checked() {
             [
                 "Deployment liqo-csi/liqo-csi-fabric",
                 "None of its pods is active",
-                "logs",
+                "kubectl logs -n liqo-csi -l app.kubernetes.io/component=fabric",
             ],
         ),
         (
@@ -179,7 +183,7 @@ fn the_fabric_is_checked() {
             [
                 "Deployment liqo-csi/liqo-csi-fabric",
                 "None of its pods is active",
-                "logs",
+                "kubectl logs -n liqo-csi -l app.kubernetes.io/component=fabric",
             ],
         ),
         (

@@ -63,7 +63,9 @@ fn tokens_that_end_are_named_with_the_way_out() {
         assert_eq!(finding.severity, severity);
         assert!(finding.problem.contains(word), "{}", finding.problem);
         assert!(
-            finding.fix.starts_with("liqo-csi connect milan"),
+            finding
+                .fix
+                .starts_with("liqo-csi connect milan --remote-context CONTEXT gives"),
             "{}",
             finding.fix
         );
@@ -78,7 +80,9 @@ fn tokens_that_are_not_accepted_are_named_with_the_way_out() {
         assert_eq!(finding.severity, Severity::Error);
         assert!(finding.problem.contains("does not accept"), "{}", finding.problem);
         assert!(
-            finding.fix.starts_with("liqo-csi connect milan"),
+            finding
+                .fix
+                .starts_with("liqo-csi connect milan --remote-context CONTEXT gives"),
             "{}",
             finding.fix
         );
