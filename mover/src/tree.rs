@@ -386,10 +386,9 @@ impl At<'_> {
             return Ok(());
         }
         let path = self.path();
-        for (name, _) in present
-            .iter()
-            .filter(|(name, _)| !wanted.iter().any(|(other, _)| other == name))
-        {
+        // Also those with another value: an inode of ext4 has a block for all of them, and one that grows may need the space
+        // of one that shrinks.
+        for (name, _) in present.iter().filter(|xattr| !wanted.contains(xattr)) {
             match self {
                 Self::Fd(fd) => rustix::fs::fremovexattr(fd, &name[..])?,
                 Self::Child(..) => rustix::fs::lremovexattr(&path[..], &name[..])?,

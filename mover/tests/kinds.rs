@@ -386,6 +386,33 @@ fn many_extended_attributes_of_several_inodes_in_one_directory_are_kept() {
     pair.last_pass();
 }
 
+/// In ext4 those of an inode share a block.
+#[test]
+fn an_extended_attribute_takes_the_space_of_another() {
+    if !is_root() {
+        return;
+    }
+    let ext4 = ["mkfs.ext4", "-q", "-b", "1024"];
+    let (from, to) = (Image::new(&ext4, 16), Image::new(&ext4, 16));
+    let pair = Pair {
+        source: from.at.clone(),
+        target: to.at.clone(),
+        ..Pair::new()
+    };
+    let path = pair.source.join("file");
+    fs::write(&path, "").unwrap();
+    for sizes in [[150, 700], [700, 150], [150, 700]] {
+        for name in ["user.a", "user.b"] {
+            // The first time there are none.
+            let _ = rustix::fs::removexattr(&path, name);
+        }
+        for (name, size) in ["user.a", "user.b"].into_iter().zip(sizes) {
+            setxattr(&path, name, &vec![7; size], XattrFlags::empty()).unwrap();
+        }
+        pair.last_pass();
+    }
+}
+
 #[test]
 fn what_the_target_cannot_hold_is_named_by_the_first_pass() {
     if !is_root() {

@@ -169,7 +169,7 @@ func TestRemoteFabricIsHeldToItsNamespaces(t *testing.T) {
 	if _, full := namespaceVerbs(t, remote("full")); full {
 		t.Error("level full may do something with namespaces")
 	}
-	if verbs, _ := namespaceVerbs(t, remote("fabric")); verbs != "get create delete" {
+	if verbs, _ := namespaceVerbs(t, remote("fabric")); verbs != "get list create delete" {
 		t.Errorf("level fabric may %s namespaces", verbs)
 	}
 }

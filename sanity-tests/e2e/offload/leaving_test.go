@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"storage.liqo.io/sanity-tests/e2e/user"
+	"storage.liqo.io/sanity-tests/faults"
 	"storage.liqo.io/sanity-tests/images"
 )
 
@@ -112,6 +113,74 @@ func TestNodeThatIsDeletedIsMadeAgainAsItWas(t *testing.T) {
 		}
 		return ""
 	})
+}
+
+// A cluster is declared lost, and its namespace unoffloaded without an answer. When it comes back, nothing at home names that
+// namespace any more: what runs there ends, and the rest stays.
+func TestPodsEndInANamespaceThatALostClusterBringsBack(t *testing.T) {
+	// The taint evicts all pods of the node.
+	n := newExclusiveTenant(t)
+	n.offload("--namespace-mapping-strategy", "EnforceSameName")
+	remote := user.ExistingNamespace(t, user.Cluster(t, "remote"), n.Name)
+	n.Pod("web", "", stateless)
+	n.WaitReady("web")
+	proxy := user.Cluster(t, "remote").Proxy()
+	const taint = "node.kubernetes.io/out-of-service"
+	t.Cleanup(func() {
+		ctx := user.CleanupContext(t)
+		_ = proxy.Set(ctx, faults.Setting{Mode: faults.Pass})
+		_, _ = n.Kubectl("taint", "node", node, taint+"-")
+		err := remote.Client.CoreV1().Namespaces().Delete(ctx, n.Name, metav1.DeleteOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			t.Error(err)
+		}
+	})
+
+	n.set(proxy, faults.Hang)
+	n.Eventually("the node not to be ready", func(ctx context.Context) (string, error) {
+		found, err := n.Client.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
+		if err != nil {
+			return "", err
+		}
+		for _, condition := range found.Status.Conditions {
+			if condition.Type == corev1.NodeReady && condition.Status != corev1.ConditionTrue {
+				return "", nil
+			}
+		}
+		return "it is ready", nil
+	})
+	for _, args := range [][]string{
+		{"taint", "node", node, taint + "=nodeshutdown:NoExecute"},
+		{"delete", "pod", "web", "--wait=false"},
+		{"delete", "namespaceoffloading", "offloading", "--wait=false"},
+	} {
+		// The pod may be deleted by the taint.
+		if out, err := n.Kubectl(args...); err != nil && args[1] != "pod" {
+			t.Fatal(err, out)
+		}
+	}
+	waitDeleted(n.Namespace, "web")
+	n.Eventually("the NamespaceOffloading to be deleted", func(ctx context.Context) (string, error) {
+		_, err := n.readOffloading(ctx)
+		if apierrors.IsNotFound(err) {
+			return "", nil
+		}
+		return "it exists", err
+	})
+	// So that it ends afterwards, and not because of a deletion that was under way.
+	if pod, err := remote.Client.CoreV1().Pods(n.Name).Get(t.Context(), "web", metav1.GetOptions{}); err != nil || pod.DeletionTimestamp != nil {
+		t.Fatalf("the pod there: %v, %v", pod.DeletionTimestamp, err)
+	}
+
+	n.set(proxy, faults.Pass)
+	if out, err := n.Kubectl("taint", "node", node, taint+"-"); err != nil {
+		t.Fatal(err, out)
+	}
+	waitDeleted(remote, "web")
+	if found := n.remote(n.Name); found == nil || found.DeletionTimestamp != nil {
+		t.Error("the namespace is deleted, with all claims in it")
+	}
+	n.waitFabric()
 }
 
 // deploymentManifest is a Deployment without claims whose pods terminate quickly.

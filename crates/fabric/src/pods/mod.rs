@@ -8,6 +8,7 @@ mod changes;
 mod claims;
 mod configuration;
 mod given_up;
+mod left;
 mod observe;
 mod rates;
 mod services;
@@ -115,6 +116,10 @@ struct State {
     network: Option<PodNetwork>,
     /// The remote namespaces that the status of a `NamespaceOffloading` names.
     mapped: BTreeSet<String>,
+    /// The other remote namespaces of this home cluster, as last listed, each with its namespace at home.
+    listed: BTreeMap<String, String>,
+    /// Those that were last reported as left there.
+    left: Vec<String>,
     placed: Placed,
     admitted: Admitted,
 }
@@ -171,6 +176,8 @@ impl<'a> Pods<'a> {
                 surroundings: surroundings(places),
                 network: None,
                 mapped: BTreeSet::new(),
+                listed: BTreeMap::new(),
+                left: Vec::new(),
                 placed: Placed::default(),
                 admitted: Admitted::default(),
             }),
@@ -337,8 +344,12 @@ impl Controller for Pods<'_> {
         let place = self.places.reach(&self.cluster).await.ok();
         let cluster = place.as_ref().map(|place| &place.cluster);
         let (network, answers) = (self.network(), cluster.is_some());
+        let listed = self.list_namespaces(place.as_ref()).await;
         let mut state = self.state();
         let state = &mut *state;
+        if let Some(listed) = listed {
+            state.listed = listed;
+        }
         if has_changed(&mut state.surroundings) {
             state.mapped = self.remote_namespaces();
             for key in self.waits.waiting() {
@@ -346,9 +357,9 @@ impl Controller for Pods<'_> {
             }
         }
         self.queue_changed_home_pods(state, queue);
-        let placed = state.placed.pods.keys();
+        let others = state.placed.pods.keys().chain(state.listed.keys());
         self.there
-            .follow(cluster, &state.mapped.iter().chain(placed).cloned().collect());
+            .follow(cluster, &state.mapped.iter().chain(others).cloned().collect());
         triggers.extend(self.there.triggers());
         if network != state.network || (state.answers && !answers) {
             // All pods get other addresses here, or are not ready any more.

@@ -61,10 +61,16 @@ impl Pods<'_> {
             self.read_rate.forget(key);
             self.waited.forget(key);
             self.copying.forget(key);
-            return self.sweep(key, home_uid, place).await;
+            return self.sweep(key, home_uid, place, None).await;
         };
         let namespace = self.namespace(seen.state, seen.place(), seen.namespace());
         let remote = namespace.as_ref().ok();
+        // Of an earlier pod of this name, whose namespace had another name there.
+        if let Some(own) = remote
+            && let Err(error) = self.sweep(key, home_uid, place.clone(), Some(own)).await
+        {
+            tracing::warn!(pod = key, %error, "an earlier pod in another remote namespace is not deleted yet");
+        }
         let is_hidden = |namespace: &String| self.there.may_hide(namespace, seen.name());
         let is_hidden = remote.is_some_and(is_hidden);
         let remote = remote.and_then(|namespace| self.there.get(namespace, seen.name()));
@@ -257,19 +263,21 @@ impl Pods<'_> {
         }
     }
 
-    /// Deletes the remote pods of a home pod that does not exist any more.
+    /// Deletes the remote pods of a home pod that does not exist any more; with `own`, only those in other remote
+    /// namespaces than that of the home pod which has its name now.
     async fn sweep(
         &self,
         key: &str,
         home_uid: &str,
         place: Result<Place, String>,
+        own: Option<&str>,
     ) -> Result<Option<Duration>, ApiError> {
         let Some((namespace, name)) = key.split_once('/') else {
             return Ok(None);
         };
         let mut outcome = None;
         for remote in self.there.named(name) {
-            if remote.home_key() != Some(key) {
+            if remote.home_key() != Some(key) || own == Some(remote.namespace()) {
                 continue;
             }
             if let Some(left) = self.wait_to_sweep(key, remote.uid()).await {

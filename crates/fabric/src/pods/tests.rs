@@ -32,6 +32,7 @@ mod changes;
 mod claims;
 mod configuration;
 mod given_up;
+mod left;
 mod services;
 mod usage;
 mod waits;

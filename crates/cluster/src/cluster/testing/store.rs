@@ -68,6 +68,12 @@ impl Store {
         *self.version.borrow()
     }
 
+    /// Goes back to an earlier version, as after a restored backup. The objects stay.
+    pub fn rewind(&self, version: u64) {
+        self.lock().log.retain(|it| it.version <= version);
+        self.version.send_replace(version);
+    }
+
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.version.subscribe()
     }

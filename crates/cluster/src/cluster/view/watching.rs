@@ -249,6 +249,9 @@ impl<S: Slim> View<S> {
             let began = Instant::now();
             let error = match api.watch(&params, &version).await {
                 Ok(events) => {
+                    if failed.is_some() && went_back(api, config, &version).await {
+                        return Ok(());
+                    }
                     let mut events = Box::pin(events);
                     loop {
                         let since = failed.map_or(Duration::ZERO, |when| when.elapsed());
@@ -353,6 +356,24 @@ impl Failures {
             self.pauses.reset();
         }
     }
+}
+
+/// Whether the API server has not reached this version any more: after a failure, because its storage was restored from a
+/// backup. A watch from this version would show nothing, and report no error, until it is reached again.
+async fn went_back<K>(api: &Api<Lean<K>>, config: &watcher::Config, version: &str) -> bool
+where
+    K: Resource + Clone + Debug + DeserializeOwned,
+{
+    let params = ListParams {
+        label_selector: config.label_selector.clone(),
+        field_selector: config.field_selector.clone(),
+        limit: Some(1),
+        ..ListParams::default()
+    };
+    let listed = api.list_metadata(&params).await.ok();
+    let now = listed.and_then(|it| it.metadata.resource_version?.parse::<u64>().ok());
+    let then = version.parse::<u64>().ok();
+    now.zip(then).is_some_and(|(now, then)| now < then)
 }
 
 /// The pause before a retry.
