@@ -209,9 +209,12 @@ pub enum Usage {
 /// `claimed` is whether the claim of its uid exists and is not being deleted.
 #[must_use]
 pub fn usage(claimed: bool, volume: Option<VirtualVolume>) -> Usage {
-    match volume.filter(|volume| volume.same && !volume.gated && !volume.deleting) {
+    match volume.filter(|volume| volume.same && !volume.gated) {
+        // Kubernetes keeps a PV that is deleted before its claim until the claim is deleted.
         Some(volume) if volume.bound && claimed => Usage::InUse,
-        Some(volume) if !volume.bound && volume.retained && !volume.releasing => Usage::Left,
+        Some(volume) if !volume.bound && volume.retained && !volume.releasing && !volume.deleting => {
+            Usage::Left
+        }
         _ => Usage::Neither,
     }
 }
