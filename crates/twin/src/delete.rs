@@ -15,6 +15,7 @@ use super::{
     data_of,
     finalizer::remove_finalizer,
     holder,
+    identity::other_cluster,
     moves::is_of_move,
     reading::{self, twin_volume_in},
     reclaim::{give_policy_back, is_replaced},
@@ -246,7 +247,12 @@ async fn observe(
     let seen = match twin {
         DeleteTwin::Absent => {
             let occupant = found.as_ref().and_then(ResourceExt::uid);
-            find_volume(site, volume, occupant.as_deref(), real_volume).await?
+            match find_volume(site, volume, occupant.as_deref(), real_volume).await? {
+                TwinVolume::Absent => other_cluster(site)
+                    .await?
+                    .map_or(TwinVolume::Absent, TwinVolume::Unknown),
+                found => found,
+            }
         }
         // As long as the twin exists, the PV is not part of the decision.
         _ => TwinVolume::Absent,

@@ -272,9 +272,9 @@ pub struct RecoveryFacts<T, V> {
     pub epoch: Epoch,
     /// Whether this driver may read and change PVs in the cluster of the twin.
     pub rights: bool,
-    /// Why an object under the name of the twin may not be ours: its namespace is no longer offloaded to the
-    /// cluster.
-    pub not_offloaded: Option<String>,
+    /// Why the twin is not created again there: its namespace is no longer offloaded to the cluster, so that the one
+    /// of its name may be another user's, or it is another cluster.
+    pub not_there: Option<String>,
     pub usage: Read<Usage>,
     pub twin: Read<TwinNow<T>>,
     /// The highest epoch of all twins that have the data.
@@ -442,7 +442,7 @@ fn restore<T, V>(facts: &RecoveryFacts<T, V>) -> RecoveryStep<'_, T, V> {
     if highest > facts.epoch {
         return report(Rescue::MovedOn(highest));
     }
-    if let Some(why) = &facts.not_offloaded {
+    if let Some(why) = &facts.not_there {
         return report(Rescue::Unknown(why.clone()));
     }
     if !facts.rights {

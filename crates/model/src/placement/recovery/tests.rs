@@ -360,7 +360,7 @@ impl World {
             facts: RecoveryFacts {
                 epoch: Epoch::NEVER_MOVED,
                 rights: self.rights,
-                not_offloaded: (!self.offloaded).then(|| "not offloaded".to_owned()),
+                not_there: (!self.offloaded).then(|| "not offloaded".to_owned()),
                 usage: Read::NotYet,
                 twin,
                 highest: Read::NotYet,
