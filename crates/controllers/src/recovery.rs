@@ -19,8 +19,8 @@ use crate::{
     },
     twin::{
         Site, has_finalizer, highest, holder, holder_uid, is_bound, is_copy, is_marked, is_of_move,
-        is_releasing, mark_holder, metadata, reading::volume_name, reclaim_policy, remove_copy,
-        remove_finalizer, retain, twins_claim,
+        is_releasing, mark_holder, metadata, other_cluster, reading::volume_name, reclaim_policy,
+        remove_copy, remove_finalizer, retain, twins_claim,
     },
     volume::{ClaimMark, Marks, VolumeId, VolumeName, mark, moving::is_gated},
 };
@@ -190,6 +190,9 @@ impl Recovery<'_> {
                         let claim = self.volume.claim.as_ref();
                         let highest = highest(site.home(), self.registry, &self.volume.id(), claim).await;
                         facts.highest = Read::Known(highest);
+                        if let Some(why) = other_cluster(site).await? {
+                            facts.not_there = Some(why);
+                        }
                     }
                     RecoveryStep::ReadReal {
                         name,
@@ -258,7 +261,7 @@ impl Recovery<'_> {
         RecoveryFacts {
             epoch: self.volume.epoch,
             rights: self.site.cluster().rights().volume_changes,
-            not_offloaded: self
+            not_there: self
                 .volume
                 .claim
                 .as_ref()

@@ -27,8 +27,6 @@ const PROVISIONERS: [&str; 2] = [
     "volume.kubernetes.io/storage-provisioner",
     "volume.beta.kubernetes.io/storage-provisioner",
 ];
-/// Annotation of a claim that Kubernetes bound, rather than a claim that names its PV.
-const BOUND_BY_CONTROLLER: &str = "pv.kubernetes.io/bound-by-controller";
 
 /// The views of the loops. Their watches end when it is dropped.
 pub(super) struct Watched {
@@ -182,7 +180,7 @@ fn claim(claim: &PersistentVolumeClaim, rules: &CarriedAnnotations) -> Option<Cl
     let ours = |key: &&str| annotations.get(*key).is_some_and(|value| value == DRIVER_NAME);
     let phase = claim.status.as_ref().and_then(|status| status.phase.as_deref());
     let pending = phase.unwrap_or("Pending") == "Pending";
-    let by_name = !annotations.contains_key(BOUND_BY_CONTROLLER);
+    let by_name = !annotations.contains_key(facts::BOUND_BY_CONTROLLER);
     // A fabric may have copied the annotations of its twin.
     let bears_marks_of_its_twin = facts::bears_marks_of_its_twin(claim);
     let is_seen = pending || by_name || bears_marks_of_its_twin || PROVISIONERS.iter().any(ours);

@@ -128,7 +128,10 @@ impl<'a> Places<'a> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let before = |cluster: &RemoteCluster| {
             let known = known.get(&key(cluster));
-            remembered(cluster).or_else(|| known.map(|it| it.uid.clone()))
+            cluster
+                .cluster_uid()
+                .or(known.map(|it| it.uid.as_str()))
+                .map(str::to_owned)
         };
         let Some(this) = clusters.iter().find(|it| it.name_any() == id.as_str()) else {
             return Ok(false);
@@ -155,7 +158,7 @@ impl<'a> Places<'a> {
             }
         }
         known.insert(key(this), place.clone());
-        Ok(this.spec.fabric.is_some() && remembered(this).is_none())
+        Ok(this.spec.fabric.is_some() && this.cluster_uid().is_none())
     }
 
     /// Records the uid of the cluster in its `RemoteCluster`.
@@ -198,12 +201,6 @@ impl<'a> Places<'a> {
 
 fn key(cluster: &RemoteCluster) -> (String, String) {
     (cluster.name_any(), cluster.uid().unwrap_or_default())
-}
-
-/// The recorded uid of the cluster, once it was reached.
-fn remembered(cluster: &RemoteCluster) -> Option<String> {
-    let node = cluster.status.as_ref()?.virtual_node.as_ref()?;
-    node.cluster_uid.clone()
 }
 
 impl Place {

@@ -19,9 +19,7 @@ use crate::{
     volume::{ClaimName, DRIVER_NAME, ImportRecord, adoptable_by, mark},
 };
 
-/// Kubernetes sets it on a PV that it has bound itself: if it ever considers the PV unbound, it makes it
-/// available to any claim.
-pub(super) const BOUND_BY_CONTROLLER: &str = "pv.kubernetes.io/bound-by-controller";
+pub(super) use crate::cluster::facts::BOUND_BY_CONTROLLER;
 
 /// The observed objects.
 pub(super) struct Observed {

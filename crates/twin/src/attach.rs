@@ -28,7 +28,7 @@ use crate::{
         ApiError, Cluster, Precondition, facts,
         slim::{Attachment, Driver, marked_volume},
     },
-    fleet::Registry,
+    fleet::{NodeKind, Registry},
     observe::crash::{self, Step},
     placement::moving::{Caller, DetachDecision, NodeHealth, UserPod, detach_decision},
     volume::{
@@ -73,11 +73,19 @@ pub async fn publish(
         );
         return Err(PublishError::Incapable(volume.clone(), what));
     }
-    if reading::node(home, node).await?.is_none() {
+    let Some(found) = reading::node(home, node).await? else {
         return Err(PublishError::NoNode {
             cluster: home.id().to_string(),
             node: node.to_owned(),
         });
+    };
+    // A pod that bypasses the scheduler may be on it.
+    if let NodeKind::Virtual(remote) = registry.behind(&found) {
+        return Err(PublishError::Unusable(format!(
+            "the volume {volume} is in this cluster, so it cannot be used on the node {node}, which represents the cluster {}: let its \
+             pod run on a node of this cluster, or move the volume",
+            remote.id
+        )));
     }
     let real = real_volume(home, volume, &twin).await?;
     let driver = match reading::driver(&real) {

@@ -1,14 +1,17 @@
 //! Reads live whether the claim of a volume exists; while it does, `DeleteVolume` must not delete the
 //! data.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
 
 use super::reading;
 use crate::{
-    cluster::{ApiError, Cluster, facts},
+    cluster::{
+        ApiError, Cluster, facts,
+        slim::{self, VirtualVolume},
+    },
     placement::{ClaimedVolume, ExistingClaim},
     volume::{ClaimMark, DRIVER_NAME, Epoch, VolumeId, VolumeName, mark},
 };
@@ -31,12 +34,26 @@ pub(super) async fn virtual_volume(
     if found.is_some() {
         return Ok(found);
     }
-    let others = home.views().volumes.under_other_names(volume);
+    let others = under_other_names(home, volume).await?;
     let other = others.iter().find(|other| other.bound).or(others.first());
     Ok(match other {
         Some(other) => volumes.get(&other.name).await?.filter(is_ours),
         None => None,
     })
+}
+
+/// The PVs of a volume that do not have its name. They are listed while their watch does not work: one that the view does
+/// not show may have a claim.
+async fn under_other_names(home: &Cluster, volume: &VolumeName) -> Result<Vec<Arc<VirtualVolume>>, ApiError> {
+    let seen = &home.views().volumes;
+    if seen.outdated_since().is_none() {
+        return Ok(seen.under_other_names(volume));
+    }
+    let other = |found: PersistentVolume| {
+        let found = slim::virtual_volume(&found, home.storage_namespace())?;
+        (found.volume == *volume && found.name != volume.as_str()).then_some(found)
+    };
+    home.all::<PersistentVolume>().pick(None, None, other).await
 }
 
 /// The PVs of a volume that do not have its name, read live, in words. Users create them for the same data, for
@@ -100,11 +117,13 @@ pub(super) fn epoch_served(virtual_pv: &PersistentVolume) -> Option<Epoch> {
 #[derive(Default)]
 pub(super) struct ClaimCheck {
     deleted: Vec<ClaimMark>,
+    /// The PVs under other names, if they had to be listed.
+    listed: Option<Vec<Arc<VirtualVolume>>>,
 }
 
 impl ClaimCheck {
     /// A claim that has the volume, if one exists: through the virtual PV, or through another PV that a user has
-    /// created for the same data, for example to rescue it. The view shows which ones there are.
+    /// created for the same data, for example to rescue it.
     pub(super) async fn any(
         &mut self,
         home: &Cluster,
@@ -115,7 +134,13 @@ impl ClaimCheck {
         if found.is_some() {
             return Ok(found);
         }
-        let others = home.views().volumes.under_other_names(&id.name);
+        let others = match self.listed.take() {
+            Some(listed) => listed,
+            None => under_other_names(home, &id.name).await?,
+        };
+        if home.views().volumes.outdated_since().is_some() {
+            self.listed = Some(others.clone());
+        }
         for seen in others.into_iter().filter(|seen| seen.id() == *id) {
             let volume = home.all::<PersistentVolume>().get(&seen.name).await?;
             if let Some(claim) = self.existing(home, volume.as_ref()).await? {

@@ -15,9 +15,10 @@ use super::{
     data_of,
     finalizer::remove_finalizer,
     holder,
+    identity::other_cluster,
     moves::is_of_move,
     reading::{self, twin_volume_in},
-    reclaim::give_policy_back,
+    reclaim::{give_policy_back, is_replaced},
     site::{self, Found},
     waiter::TwinWaiter,
     withdraw::{clear_claim_ref, is_reservation},
@@ -246,7 +247,12 @@ async fn observe(
     let seen = match twin {
         DeleteTwin::Absent => {
             let occupant = found.as_ref().and_then(ResourceExt::uid);
-            find_volume(site, volume, occupant.as_deref(), real_volume).await?
+            match find_volume(site, volume, occupant.as_deref(), real_volume).await? {
+                TwinVolume::Absent => other_cluster(site)
+                    .await?
+                    .map_or(TwinVolume::Absent, TwinVolume::Unknown),
+                found => found,
+            }
         }
         // As long as the twin exists, the PV is not part of the decision.
         _ => TwinVolume::Absent,
@@ -384,9 +390,7 @@ async fn restore_policy(site: &Site, volume: &VolumeName, name: &str) -> Result<
 
 fn describe(site: &Site, volume: &PersistentVolume) -> TwinVolume {
     let name = volume.name_any();
-    let marked = |key| volume.annotations().contains_key(key);
-    // An import or a release sets Retain for its own purpose; a deletion must not undo that.
-    if marked(mark::POLICY_BEFORE) && !marked(mark::IMPORT) && !marked(mark::RELEASE) {
+    if is_replaced(volume) {
         return TwinVolume::RetainedByUs(name);
     }
     if is_reservation(volume, site.namespace(), site.name()) {

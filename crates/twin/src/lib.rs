@@ -20,6 +20,7 @@ mod errors;
 mod expand;
 mod finalizer;
 mod holder;
+mod identity;
 mod list;
 mod mirrored;
 mod moves;
@@ -66,12 +67,13 @@ pub use self::{
     expand::{Expanded, expand, finish_expansion, grown},
     finalizer::{add_finalizer, has_finalizer, remove_finalizer},
     holder::{data_of, holder, is_marked, mark_holder},
+    identity::other_cluster,
     list::{Listed, list, validate},
     moves::{exists, highest, is_of_move, is_seen_of_move, may_publish_elsewhere},
     reading::{
         holder_uid, is_bound, is_bound_to, is_releasing, node, real_volume_of, twin_in, twin_volume_in,
     },
-    reclaim::{give_policy_back, reclaim_policy, retain},
+    reclaim::{give_policy_back, reclaim_policy, retain, unretain},
     record::{metadata, twins_claim},
     refusals::Refusals,
     site::Site,

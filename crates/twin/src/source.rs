@@ -421,6 +421,7 @@ pub(super) fn copy_defect(
     };
     copy_flaw(CopyFacts {
         names_source: named.is_some_and(|named| named.kind == kind),
+        chosen: volume.annotations().contains_key(facts::BOUND_BY_CONTROLLER),
         twin_created: created(twin.metadata.creation_timestamp.as_ref()),
         volume_created: created(volume.metadata.creation_timestamp.as_ref()),
     })

@@ -54,7 +54,7 @@ pub(in crate::cli) fn other_uid(
     remote: &str,
 ) -> Option<String> {
     let written = secret.and_then(|it| it.annotations().get(CLUSTER_UID).cloned());
-    let node = object.and_then(|it| it.status.as_ref()?.virtual_node.as_ref()?.cluster_uid.clone());
+    let node = object.and_then(RemoteCluster::cluster_uid).map(str::to_owned);
     [written, node]
         .into_iter()
         .flatten()

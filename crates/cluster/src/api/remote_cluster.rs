@@ -382,6 +382,13 @@ impl RemoteCluster {
         let makes_it = self.spec.node_selector.is_none();
         makes_it.then(|| fabric.node_name.clone().unwrap_or_else(|| self.name_any()))
     }
+
+    /// The uid of the cluster, which the fabric has recorded.
+    #[must_use]
+    pub fn cluster_uid(&self) -> Option<&str> {
+        let node = self.status.as_ref()?.virtual_node.as_ref()?;
+        node.cluster_uid.as_deref()
+    }
 }
 
 impl RemoteClusterSpec {

@@ -44,6 +44,10 @@ pub fn node(metadata: ObjectMeta, annotations: &[&str]) -> Node {
     }
 }
 
+/// Annotation of a claim and of a PV that Kubernetes chose for each other, rather than one that named the other. If it
+/// ever considers such a PV unbound, it makes the PV available to any claim.
+pub const BOUND_BY_CONTROLLER: &str = "pv.kubernetes.io/bound-by-controller";
+
 /// Taint by which an administrator says that nothing runs on a node any more (KEP 2268).
 pub const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 

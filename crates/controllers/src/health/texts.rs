@@ -18,7 +18,9 @@ pub(super) fn diagnosis(volume: &VirtualVolume, claim: Option<&Claim>, twin: Opt
     if volume.gated {
         return Diagnosis::Moving;
     }
-    if !volume.bound || volume.deleting || claim.is_some_and(|claim| claim.deleting) {
+    // A PV that is deleted before its claim stays as long as the claim, which is in use until then.
+    let ends = claim.map_or(volume.deleting, |claim| claim.deleting);
+    if !volume.bound || ends {
         return Diagnosis::Ending;
     }
     if twin.is_some_and(|twin| twin.releasing) {

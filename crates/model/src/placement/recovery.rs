@@ -203,9 +203,12 @@ pub enum Usage {
 /// `claimed` is whether the claim of its uid exists and is not being deleted.
 #[must_use]
 pub fn usage(claimed: bool, volume: Option<VirtualVolume>) -> Usage {
-    match volume.filter(|volume| volume.same && !volume.gated && !volume.deleting) {
+    match volume.filter(|volume| volume.same && !volume.gated) {
+        // Kubernetes keeps a PV that is deleted before its claim until the claim is deleted.
         Some(volume) if volume.bound && claimed => Usage::InUse,
-        Some(volume) if !volume.bound && volume.retained && !volume.releasing => Usage::Left,
+        Some(volume) if !volume.bound && volume.retained && !volume.releasing && !volume.deleting => {
+            Usage::Left
+        }
         _ => Usage::Neither,
     }
 }
@@ -260,9 +263,9 @@ pub struct RecoveryFacts<T, V> {
     pub epoch: Epoch,
     /// Whether this driver may read and change PVs in the cluster of the twin.
     pub rights: bool,
-    /// Why an object under the name of the twin may not be ours: its namespace is no longer offloaded to the
-    /// cluster.
-    pub not_offloaded: Option<String>,
+    /// Why the twin is not created again there: its namespace is no longer offloaded to the cluster, so that the one
+    /// of its name may be another user's, or it is another cluster.
+    pub not_there: Option<String>,
     pub usage: Read<Usage>,
     pub twin: Read<TwinNow<T>>,
     /// The highest epoch of all twins that have the data.
@@ -430,7 +433,7 @@ fn restore<T, V>(facts: &RecoveryFacts<T, V>) -> RecoveryStep<'_, T, V> {
     if highest > facts.epoch {
         return report(Rescue::MovedOn(highest));
     }
-    if let Some(why) = &facts.not_offloaded {
+    if let Some(why) = &facts.not_there {
         return report(Rescue::Unknown(why.clone()));
     }
     if !facts.rights {

@@ -93,7 +93,9 @@ pub enum SnapshotStep {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SnapshotRefusal {
     /// Another object has the name of the twin.
-    #[error("the name of its twin is taken by an object that is not ours: {0}. Rename or delete it")]
+    #[error(
+        "the name of its twin is taken by an object that is not ours: {0}. Delete it if it is not needed"
+    )]
     Foreign(ForeignSnapshot),
     #[error("a snapshot of this name exists, of another volume")]
     OtherSource,

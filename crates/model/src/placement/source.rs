@@ -96,11 +96,16 @@ pub fn may_copy(
     }
 }
 
+/// By how much the clocks of two API servers of a cluster may differ, in seconds.
+const SKEW: i64 = 60;
+
 /// Facts about a twin that should be a copy, and its PV.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopyFacts {
     /// Whether the twin still names its source.
     pub names_source: bool,
+    /// Whether Kubernetes has chosen the PV, which then was not provisioned for the twin.
+    pub chosen: bool,
     /// When the twin was created, in seconds since 1970.
     pub twin_created: i64,
     /// When its PV was created.
@@ -112,7 +117,9 @@ pub struct CopyFacts {
 pub fn copy_flaw(facts: CopyFacts) -> Option<&'static str> {
     if !facts.names_source {
         Some("the API server has dropped the field dataSource of the twin")
-    } else if facts.volume_created < facts.twin_created {
+    } else if facts.chosen {
+        Some("its PersistentVolume existed before, and Kubernetes chose it for the twin")
+    } else if facts.volume_created.saturating_add(SKEW) < facts.twin_created {
         Some("its PersistentVolume is older than the twin")
     } else {
         None
@@ -162,16 +169,28 @@ mod tests {
     }
 
     #[test]
-    fn an_older_volume_is_no_copy() {
+    fn a_volume_that_existed_before_is_no_copy() {
         let facts = CopyFacts {
             names_source: true,
-            twin_created: 10,
-            volume_created: 10,
+            chosen: false,
+            twin_created: 1000,
+            volume_created: 1000,
         };
         assert_eq!(copy_flaw(facts), None);
+        // The API server that created the PV is behind the one that created the twin.
+        let behind = CopyFacts {
+            volume_created: 990,
+            ..facts
+        };
+        assert_eq!(copy_flaw(behind), None);
+        let chosen = CopyFacts {
+            chosen: true,
+            ..facts
+        };
+        assert!(copy_flaw(chosen).unwrap().contains("existed before"));
         let (older, dropped) = (
             CopyFacts {
-                volume_created: 9,
+                volume_created: 900,
                 ..facts
             },
             CopyFacts {

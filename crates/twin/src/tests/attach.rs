@@ -5,7 +5,12 @@ use std::sync::Arc;
 use serde_json::json;
 
 use super::{stand_in::reconcile_twin, *};
-use crate::volume::{RealSource, mark};
+use crate::{
+    cluster::Rights,
+    fleet::Link,
+    placement::Declared,
+    volume::{RealSource, mark},
+};
 
 #[tokio::test]
 async fn publishing_attaches_under_a_name_of_our_own() {
@@ -41,6 +46,35 @@ async fn publishing_attaches_under_a_name_of_our_own() {
     unpublish(&world.home, &world.id(), Some("n1"), world.until())
         .await
         .unwrap();
+}
+
+#[tokio::test]
+async fn a_volume_of_this_cluster_is_not_attached_to_a_virtual_node() {
+    let world = World::new(Real::Works).await;
+    world.create().await.unwrap();
+    let labels = json!({"to": "milan"});
+    world
+        .api
+        .put("/api/v1/nodes/to-milan", json!({"metadata": {"labels": labels}}));
+    let milan = Link::up(&world.api, Rights::ALL).await;
+    let registry = Registry::fixed([(Declared::plain("milan"), milan)]);
+    let (asked, until) = (&world.request.spec.capabilities, world.until());
+    let id = world.id();
+    let attached = publish(
+        &world.home,
+        &registry,
+        &id,
+        &Caller::User,
+        "to-milan",
+        asked,
+        until,
+    );
+    let outcome = attached.await;
+    assert!(
+        matches!(&outcome, Err(PublishError::Unusable(why)) if why.contains("represents the cluster milan")),
+        "{outcome:?}"
+    );
+    assert!(world.api.store().below(ATTACHMENTS).is_empty());
 }
 
 /// A watch may lag, be interrupted, or have only just begun.

@@ -3,7 +3,10 @@
 use serde_json::json;
 
 use super::*;
-use crate::{cluster::testing::StoppedClock, placement::DeleteRefusal};
+use crate::{
+    cluster::testing::{Act, Fault, StoppedClock},
+    placement::DeleteRefusal,
+};
 
 impl World {
     /// Deletes the volume; the deadline passes when `done` is true.
@@ -151,12 +154,10 @@ async fn the_volume_of_a_claim_that_exists_is_not_deleted() {
     }
 }
 
-/// A user has created another PV for the same data, bound another claim to it, and deletes the first claim.
-#[tokio::test]
-async fn the_volume_of_a_claim_that_has_it_through_another_pv_is_not_deleted() {
-    let world = World::new(Real::Works).await;
-    let made = world.create().await.unwrap();
-    world.bind_claim(&made);
+const RESCUED: &str = "/api/v1/namespaces/bank/persistentvolumeclaims/rescued";
+
+/// A user creates another PV for the data of a volume, binds another claim to it, and deletes the first claim.
+fn rescue(world: &World) {
     world.api.remove(CLAIM);
     let first = format!("{VOLUMES}/pvc-{UID}");
     let mut second = world.api.object(&first).unwrap();
@@ -165,25 +166,51 @@ async fn the_volume_of_a_claim_that_has_it_through_another_pv_is_not_deleted() {
     second["spec"]["claimRef"] = of;
     let second_path = format!("{VOLUMES}/rescued");
     world.api.put(&second_path, second);
-    let rescued = "/api/v1/namespaces/bank/persistentvolumeclaims/rescued";
     let claim = json!({"metadata": {"uid": "another"}, "spec": {"volumeName": "rescued"}});
-    world.api.put(rescued, claim);
+    world.api.put(RESCUED, claim);
+}
+
+fn is_refused_for_the_rescued(outcome: &Result<(), DeleteError>) -> bool {
+    matches!(
+        outcome,
+        Err(DeleteError::Refused { refusal: DeleteRefusal::Claimed(claim), .. }) if claim.name == "rescued"
+    )
+}
+
+#[tokio::test]
+async fn the_volume_of_a_claim_that_has_it_through_another_pv_is_not_deleted() {
+    let world = World::new(Real::Works).await;
+    let made = world.create().await.unwrap();
+    world.bind_claim(&made);
+    rescue(&world);
     while world.home.views().volumes.virtual_volume("rescued").is_none() {
         tokio::task::yield_now().await;
     }
     let refused = world.delete().await;
-    assert!(
-        matches!(
-            &refused,
-            Err(DeleteError::Refused { refusal: DeleteRefusal::Claimed(claim), .. }) if claim.name == "rescued"
-        ),
-        "{refused:?}"
-    );
+    assert!(is_refused_for_the_rescued(&refused), "{refused:?}");
     assert!(world.twin().is_some());
 
-    world.api.remove(rescued);
+    world.api.remove(RESCUED);
     world.delete().await.unwrap();
     assert_eq!(world.twin(), None);
+}
+
+#[tokio::test]
+async fn another_pv_is_found_while_pvs_cannot_be_watched() {
+    let world = World::new(Real::Works).await;
+    let made = world.create().await.unwrap();
+    world.bind_claim(&made);
+    world
+        .api
+        .fault(Fault::new("GET", "/persistentvolumes", Act::RefuseWatch(500)));
+    world.api.cut_watches();
+    while world.home.views().volumes.outdated_since().is_none() {
+        tokio::task::yield_now().await;
+    }
+    rescue(&world);
+    let refused = world.delete().await;
+    assert!(is_refused_for_the_rescued(&refused), "{refused:?}");
+    assert!(world.twin().is_some());
 }
 
 #[tokio::test]

@@ -272,6 +272,12 @@ impl View<Volume> {
     }
 }
 
+/// The fields of a virtual PV; `None` for other PVs.
+#[must_use]
+pub fn virtual_volume(volume: &PersistentVolume, storage_namespace: &str) -> Option<Arc<VirtualVolume>> {
+    self::volume(volume, storage_namespace)?.as_virtual().cloned()
+}
+
 /// The fields of a PV at home.
 pub(in crate::cluster) fn volume(volume: &PersistentVolume, storage_namespace: &str) -> Option<Volume> {
     let spec = volume.spec.as_ref()?;

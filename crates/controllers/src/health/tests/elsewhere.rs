@@ -297,6 +297,26 @@ async fn a_twin_is_recreated_only_on_its_own_volume() {
 }
 
 #[tokio::test]
+async fn what_another_cluster_lacks_is_not_lost() {
+    let mut both = Both::start().await;
+    waiting_there(&both.home, &both.there, 0);
+    both.there.remove(&twin_there(0));
+    both.home.put(
+        "/apis/storage.liqo.io/v1alpha1/remoteclusters/milan",
+        json!({
+            "spec": {"kubeconfigSecretRef": {"name": "milan"}, "fabric": {}},
+            "status": {"virtualNode": {"clusterUid": "before"}},
+        }),
+    );
+    let system = json!({"metadata": {"uid": "after"}});
+    both.there.put("/api/v1/namespaces/kube-system", system);
+    both.round().await.unwrap();
+    let said = both.message(0);
+    assert!(said.contains("another cluster than before"), "{said}");
+    assert!(!said.contains("lost"), "{said}");
+}
+
+#[tokio::test]
 async fn unidentified_data_is_reported_and_not_touched() {
     let mut both = Both::start().await;
     waiting_there(&both.home, &both.there, 0);

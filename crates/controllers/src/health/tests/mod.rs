@@ -564,6 +564,25 @@ async fn a_volume_deleted_by_the_user_is_not_recovered() {
     }
 }
 
+/// Kubernetes keeps the PV as long as its claim, and pods run with it.
+#[tokio::test]
+async fn a_volume_whose_pv_is_deleted_before_its_claim_is_recovered() {
+    let api = FakeApi::start().await;
+    world(&api);
+    delete(&api, VOLUME);
+    delete(&api, TWIN);
+    round(&api).await.unwrap();
+    assert_eq!(policy(&api, REAL), "Retain");
+    assert_eq!(told(&api), ["TwinTerminating"]);
+
+    api.remove(CLAIM);
+    api.change(REAL, |real| {
+        real["spec"]["persistentVolumeReclaimPolicy"] = "Delete".into();
+    });
+    round(&api).await.unwrap();
+    assert_eq!(policy(&api, REAL), "Delete", "DeleteVolume takes care of it");
+}
+
 #[tokio::test]
 async fn a_foreign_object_in_the_twins_place_is_left_alone() {
     let api = FakeApi::start().await;

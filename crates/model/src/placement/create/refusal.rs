@@ -9,7 +9,10 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// Another object has the name of the twin.
-    #[error("the name of the twin is taken by an object that is not ours: {0}. Rename or delete it")]
+    #[error(
+        "the name of the twin is taken by an object that is not ours: {0}. Delete it if its data is not needed, or give the \
+         claim another name"
+    )]
     Foreign(Foreign),
     /// The volume exists with other properties.
     #[error("a volume of this name exists with another {}", list(.0))]

@@ -118,6 +118,8 @@ enum Event {
     // Events caused by users and fabrics.
     DeleteTwin,
     DeleteClaim,
+    /// The virtual PV is deleted before its claim.
+    DeleteVirtual,
     TouchReal,
     TouchTwin,
     RetainReal,
@@ -139,9 +141,10 @@ const KUBERNETES: [Event; 5] = [
     Event::Upkeep,
     Event::DeleteVolume,
 ];
-const PEOPLE: [Event; 12] = [
+const PEOPLE: [Event; 13] = [
     Event::DeleteTwin,
     Event::DeleteClaim,
+    Event::DeleteVirtual,
     Event::TouchReal,
     Event::TouchTwin,
     Event::RetainReal,
@@ -334,10 +337,10 @@ impl World {
     }
 
     fn start(&mut self, which: usize, goal: Goal, twin: Read<TwinNow<AsRead>>) {
-        let outer = self.outer.filter(|outer| !outer.gated && !outer.deleting);
+        let outer = self.outer.filter(|outer| !outer.gated);
         let is_its = outer.is_some_and(|outer| match goal {
             // Its claim may still be deleted.
-            Goal::Release => outer.retained && !outer.releasing,
+            Goal::Release => outer.retained && !outer.releasing && !outer.deleting,
             Goal::Rescue | Goal::Restore | Goal::Reunite => self.claim && outer.bound,
         });
         self.runs[which] = Some(Run {
@@ -348,7 +351,7 @@ impl World {
             facts: RecoveryFacts {
                 epoch: Epoch::NEVER_MOVED,
                 rights: self.rights,
-                not_offloaded: (!self.offloaded).then(|| "not offloaded".to_owned()),
+                not_there: (!self.offloaded).then(|| "not offloaded".to_owned()),
                 usage: Read::NotYet,
                 twin,
                 highest: Read::NotYet,
@@ -547,6 +550,8 @@ impl World {
         if let Some(outer) = &mut self.outer {
             outer.bound &= self.claim;
         }
+        let goes = |outer: &VirtualVolume| !outer.bound && outer.deleting && outer.retained;
+        self.outer = self.outer.filter(|outer| !goes(outer));
         let twin = self.twin.map(|twin| twin.uid);
         let is_released = |real: &Pv| Some(real.claim) != twin;
         let goes = |real: &&Pv| is_released(real) && (!real.retained || real.deleting);
@@ -651,6 +656,11 @@ impl World {
                 self.claim = false;
                 self.waived |= self.outer.is_some_and(|outer| !outer.retained);
             }
+            Event::DeleteVirtual => {
+                if let Some(outer) = &mut self.outer {
+                    outer.deleting = true;
+                }
+            }
             Event::TouchReal => self.changed(DATA),
             Event::TouchTwin => self.changed(self.last),
             Event::RetainReal => self.change_real(DATA, |real| {
@@ -747,7 +757,8 @@ impl World {
     fn is_well(&self) -> Result<(), String> {
         let twin = self.twin.filter(|twin| twin.kind == Kind::Ours);
         let is_held = |twin: &Claim| twin.deleting && !twin.of_move && !twin.releasing;
-        if self.usage() != Usage::Neither && twin.as_ref().is_some_and(is_held) {
+        let is_claimed = self.claim && self.outer.is_some_and(|outer| outer.bound && !outer.gated);
+        if (is_claimed || self.usage() != Usage::Neither) && twin.as_ref().is_some_and(is_held) {
             return Err("our finalizer is left on a twin".into());
         }
         let is_occupied = self.twin.is_some_and(|twin| twin.kind == Kind::Foreign);

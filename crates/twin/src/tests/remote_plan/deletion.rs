@@ -15,6 +15,33 @@ async fn a_volume_is_deleted_with_its_data() {
     world.delete().await.unwrap();
 }
 
+/// The kubeconfig leads to a cluster that took the place of the one with the data.
+#[tokio::test]
+async fn what_another_cluster_lacks_is_not_deleted() {
+    const SYSTEM: &str = "/api/v1/namespaces/kube-system";
+    let world = World::new().await;
+    let made = world.create().await.unwrap();
+    world.bind().await;
+    world.remember(made);
+    world.home_api.put(
+        "/apis/storage.liqo.io/v1alpha1/remoteclusters/milan",
+        json!({
+            "spec": {"kubeconfigSecretRef": {"name": "milan"}, "fabric": {}},
+            "status": {"virtualNode": {"clusterUid": "before"}},
+        }),
+    );
+    world.there.remove(TWIN);
+    world.there.remove("/api/v1/persistentvolumes/pv");
+    world.there.put(SYSTEM, json!({"metadata": {"uid": "after"}}));
+    let outcome = world.delete().await;
+    assert!(
+        matches!(&outcome, Err(DeleteError::Unknown(why)) if why.contains("another cluster than before")),
+        "{outcome:?}"
+    );
+    world.there.put(SYSTEM, json!({"metadata": {"uid": "before"}}));
+    world.delete().await.unwrap();
+}
+
 /// `CreateVolume` succeeded before the twin was bound, so the virtual PV does not name the twin's PV.
 #[tokio::test]
 async fn pvs_are_not_listed_for_a_deletion_that_takes_several_calls() {
