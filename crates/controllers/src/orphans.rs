@@ -29,8 +29,7 @@ use crate::{
     },
     rounds::Rounds,
     twin::{
-        CreateError, Site, exists, is_of_move, is_releasing, is_seen_of_move, reading::volume_name, unretain,
-        withdraw,
+        CreateError, Site, exists, is_of_move, is_releasing, is_seen_of_move, reading::volume_name, withdraw,
     },
     volume::{
         ClaimMark, ClusterId, Marks, VolumeId, VolumeIdError, VolumeName,
@@ -157,7 +156,6 @@ impl<'a> Orphans<'a> {
                     // The PV has changed: the next round reads it.
                     None => break,
                 },
-                OrphanStep::Withdraw { twin, kept: None } if !unretain(cluster, twin).await? => break,
                 OrphanStep::Withdraw { twin, kept } => {
                     if let Some(real) = kept {
                         tracing::warn!(

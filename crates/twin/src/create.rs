@@ -21,7 +21,7 @@ use super::{
     plan::plan,
     planned::Plan,
     reading,
-    reclaim::{retain, unretain},
+    reclaim::retain,
     record::{self, Chosen},
     site, source, target,
     waiter::TwinWaiter,
@@ -176,7 +176,7 @@ async fn withdraw_twin(
         if why == Withdrawal::DriverRefused {
             reason = last_warning(site, twin).await;
         }
-        if !unretain(site.cluster(), twin).await? || !withdraw(site.cluster(), twin, deadline).await? {
+        if !withdraw(site.cluster(), twin, deadline).await? {
             return Ok(());
         }
     }

@@ -18,7 +18,7 @@ use super::{
     identity::other_cluster,
     moves::is_of_move,
     reading::{self, twin_volume_in},
-    reclaim::{give_policy_back, is_replaced},
+    reclaim::give_policy_back,
     site::{self, Found},
     waiter::TwinWaiter,
     withdraw::{clear_claim_ref, is_reservation},
@@ -390,7 +390,9 @@ async fn restore_policy(site: &Site, volume: &VolumeName, name: &str) -> Result<
 
 fn describe(site: &Site, volume: &PersistentVolume) -> TwinVolume {
     let name = volume.name_any();
-    if is_replaced(volume) {
+    let marked = |key| volume.annotations().contains_key(key);
+    // An import or a release sets Retain for its own purpose; a deletion must not undo that.
+    if marked(mark::POLICY_BEFORE) && !marked(mark::IMPORT) && !marked(mark::RELEASE) {
         return TwinVolume::RetainedByUs(name);
     }
     if is_reservation(volume, site.namespace(), site.name()) {

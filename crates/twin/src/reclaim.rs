@@ -1,14 +1,11 @@
 //! The reclaim policy of a twin's PV: replaced with Retain while the data has to stay, and restored
 //! afterwards. The same write records the old policy on the PV.
 
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::ResourceExt;
 use serde_json::{Value, json};
 
-use super::{
-    Site, data_of,
-    reading::{is_bound_to, volume_name},
-};
+use super::{Site, data_of};
 use crate::{
     cluster::{ApiError, Cluster, unless_conflict},
     observe::crash::{self, Step},
@@ -80,25 +77,5 @@ pub async fn give_policy_back(
     match crash::around(Step::PolicyBack, volumes.merge(&volume.name_any(), &patch)).await {
         Err(error) if error.is_conflict() => Ok(false),
         other => other.map(|_| true),
-    }
-}
-
-/// Whether a PV is retained only because this driver replaced its reclaim policy. An import and a release set Retain for
-/// a purpose of their own.
-#[must_use]
-pub(super) fn is_replaced(volume: &PersistentVolume) -> bool {
-    let marked = |key| volume.annotations().contains_key(key);
-    marked(mark::POLICY_BEFORE) && !marked(mark::IMPORT) && !marked(mark::RELEASE)
-}
-
-/// Restores the reclaim policy of the PV of a twin that was never handed over, before the twin is deleted: otherwise an
-/// empty volume would be kept that nobody knows of. False if the PV has changed since it was read.
-pub async fn unretain(cluster: &Cluster, twin: &PersistentVolumeClaim) -> Result<bool, ApiError> {
-    let name = volume_name(twin).filter(|_| cluster.rights().volume_changes);
-    let Some(name) = name else { return Ok(true) };
-    let found = cluster.all::<PersistentVolume>().get(name).await?;
-    match found.filter(|found| is_bound_to(found, twin) && is_replaced(found)) {
-        Some(real) => give_policy_back(cluster, &real, json!({})).await,
-        None => Ok(true),
     }
 }

@@ -111,34 +111,6 @@ async fn a_twin_never_handed_over_is_deleted_after_the_grace_period() {
     assert!(api.object(TWIN).is_none());
 }
 
-/// It was retained for the user of a class that retains volumes, whose claim was deleted before the hand-over.
-#[tokio::test]
-async fn the_volume_of_a_twin_never_handed_over_is_not_retained() {
-    const REAL: &str = "/api/v1/persistentvolumes/real";
-    let api = FakeApi::start().await;
-    put_twin(&api, false, true);
-    api.change(TWIN, |twin| {
-        twin["spec"]["volumeName"] = "real".into();
-        twin["status"]["phase"] = "Bound".into();
-    });
-    let uid = api.object(TWIN).unwrap()["metadata"]["uid"].clone();
-    api.put(
-        REAL,
-        json!({
-            "metadata": {"annotations": {mark::POLICY_BEFORE: "Delete"}},
-            "spec": {
-                "claimRef": {"namespace": "liqo-storage", "name": UID, "uid": uid},
-                "persistentVolumeReclaimPolicy": "Retain",
-            },
-            "status": {"phase": "Bound"},
-        }),
-    );
-    round_after(&api, LONG).await.unwrap();
-    assert!(api.object(TWIN).is_none());
-    let policy = &api.object(REAL).unwrap()["spec"]["persistentVolumeReclaimPolicy"];
-    assert_eq!(policy, "Delete");
-}
-
 #[tokio::test]
 async fn a_claim_of_the_same_name_is_another_claim() {
     let api = FakeApi::start().await;

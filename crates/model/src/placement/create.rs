@@ -294,12 +294,10 @@ fn with_own_twin(facts: &CreateFacts, twin: &Twin) -> CreateStep {
     }
     match &twin.state {
         TwinState::Lost => CreateStep::Withdraw(Withdrawal::Lost),
-        TwinState::Pending(_) | TwinState::Bound(_) if !twin.differences.is_empty() => {
-            CreateStep::Withdraw(Withdrawal::Differs)
-        }
+        TwinState::Pending(_) if !twin.differences.is_empty() => CreateStep::Withdraw(Withdrawal::Differs),
         TwinState::Pending(prebinding) => pending(&facts.target, twin, prebinding),
         TwinState::Bound(reach) => {
-            if let Some(refusal) = disagreement(&facts.target) {
+            if let Some(refusal) = mismatch(facts, twin) {
                 return CreateStep::Refuse(refusal);
             }
             match reach {

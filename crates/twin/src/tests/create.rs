@@ -204,8 +204,9 @@ async fn a_vanished_twin_is_never_recreated() {
     assert_eq!(world.twin(), None);
 }
 
-/// Makes the virtual class retain its volumes.
-async fn retain_all(world: &World) {
+#[tokio::test]
+async fn retain_is_enforced_on_the_real_volume() {
+    let world = World::new(Real::Works).await;
     let mut changes = world.home.views().classes.subscribe("liqo");
     class(
         &world.api,
@@ -215,45 +216,6 @@ async fn retain_all(world: &World) {
         "Retain",
     );
     changes.next(PATIENCE).await;
-}
-
-#[tokio::test]
-async fn a_volume_that_no_user_had_is_not_retained() {
-    let world = World::new(Real::Works).await;
-    retain_all(&world).await;
-    world
-        .api
-        .fault(Fault::new("PATCH", "/persistentvolumeclaims", Act::Refuse(403)));
-    world.create().await.unwrap_err();
-    let real = &world.api.store().below(VOLUMES)[0];
-    assert_eq!(real["spec"]["persistentVolumeReclaimPolicy"], "Retain");
-
-    world.api.heal();
-    world.api.remove(CLAIM);
-    assert_eq!(refusal(world.create().await), Refusal::ClaimGone);
-    world.api.until(|store| store.below(VOLUMES).is_empty()).await;
-}
-
-#[tokio::test]
-async fn a_class_that_was_made_again_is_used_for_what_no_user_had() {
-    let mut world = World::new(Real::Works).await;
-    world
-        .api
-        .fault(Fault::new("PATCH", "/persistentvolumeclaims", Act::Refuse(403)));
-    world.create().await.unwrap_err();
-    let before = world.twin().unwrap()["metadata"]["uid"].clone();
-    world.api.heal();
-    world.request.spec.parameters.real_class = Some("instant".into());
-    world.create().await.unwrap();
-    let twin = world.twin().unwrap();
-    assert_eq!(twin["spec"]["storageClassName"], "instant");
-    assert_ne!(twin["metadata"]["uid"], before);
-}
-
-#[tokio::test]
-async fn retain_is_enforced_on_the_real_volume() {
-    let world = World::new(Real::Works).await;
-    retain_all(&world).await;
     let made = world.create().await.unwrap();
     let volume = format!("{VOLUMES}/{}", made.context[TWIN_VOLUME]);
     let real = world.api.object(&volume).unwrap();
