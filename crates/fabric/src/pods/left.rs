@@ -86,10 +86,10 @@ impl Pods<'_> {
         } else {
             String::new()
         };
-        let names = left.get(..MOST_NAMED).unwrap_or(&left).join(", ");
+        let first = left.get(..MOST_NAMED).unwrap_or(&left).join(", ");
         let note = format!(
             "the cluster {} has namespaces that this fabric created and that no NamespaceOffloading names any more, as after \
-             out-of-service or a restored backup: {names}{and}. Their pods without a pod here are deleted, the rest stays: \
+             out-of-service or a restored backup: {first}{and}. Their pods without a pod here are deleted, the rest stays: \
              offload their namespaces again under these names, or delete them there if the data of their claims is not needed",
             self.cluster
         );
