@@ -73,6 +73,7 @@ func TestMovesAndClaimsChooseAllowedClasses(t *testing.T) {
 		"move of a device":      moveOfADeviceToAnotherClass,
 		"move, full at first":   moveToATargetThatGetsFull,
 		"move, then it expands": moveOfAClaimThatGrows,
+		"move of a tree":        moveOfAGeneratedTreeWithLosses,
 	} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()

@@ -28,11 +28,9 @@ func TestMoveOfAGeneratedTree(t *testing.T) {
 	}
 }
 
-// A tree with every kind of metadata moves from ext4 to XFS. Until a user consents, the move waits and the source is
+// A tree with every kind of metadata moves from ext4 to XFS, a class that has to be allowed. Until a user consents, the move waits and the source is
 // unchanged; then that, and nothing else, is lost. A path that cannot be copied is an error until it is deleted.
-func TestMoveOfAGeneratedTreeWithLosses(t *testing.T) {
-	n := homeSerial(t)
-	allowRealClasses(t, n, "reference-xfs")
+func moveOfAGeneratedTreeWithLosses(t *testing.T, n *user.Namespace) {
 	node := n.Cluster.Nodes()[0].Name
 	n.Claim("data", "liqo-reference-ext4", "640Mi")
 	pod := n.StatefulSet("user", "data", user.OnNode(node))
