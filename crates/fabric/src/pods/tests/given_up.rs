@@ -324,7 +324,8 @@ async fn a_given_up_pod_never_runs_despite_a_crash_at_any_write() {
         world.run_until(World::is_gone).await;
         assert!(world.ran.lock().unwrap().is_empty(), "{:?}", world.ran);
         let created = world.times("POST", "/api/v1/namespaces/shop-home/pods");
-        assert!(created <= 2, "created {created} times");
+        // The process that crashes may have sent its refused request twice.
+        assert!(created <= 3, "created {created} times");
         has_ended |= !died;
     }
     assert!(has_ended, "there are more writes than were tried");
