@@ -200,12 +200,12 @@ impl wire::controller_server::Controller for Controller {
         let home = self.home.clone();
         let node = request.node_id;
         let key = format!("{} on {node}", id.name);
-        let unpublish = async move {
+        let unpublish = Box::pin(async move {
             let node = Some(node.as_str()).filter(|node| !node.is_empty());
             twin::unpublish(&home, &id, node, deadline.at())
                 .await
                 .map_err(Coded::status)
-        };
+        });
         self.work.run(&key, unpublish).await?;
         Ok(Response::new(wire::ControllerUnpublishVolumeResponse {}))
     }
