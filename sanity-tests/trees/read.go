@@ -150,7 +150,9 @@ func (r *reader) xattrs(link, at string, fields map[string]string) {
 	}
 	r.keep(err, "list the attributes of %q", at)
 	for name := range bytes.SplitSeq(list[:max(length, 0)], []byte{0}) {
-		if len(name) == 0 || string(name) == "security.selinux" {
+		// XFS lists the ACLs once more under names of its own.
+		isACL := bytes.HasPrefix(name, []byte("trusted.SGI_ACL_"))
+		if len(name) == 0 || isACL || string(name) == "security.selinux" {
 			continue
 		}
 		value := make([]byte, 64<<10)
