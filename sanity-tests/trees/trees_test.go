@@ -93,16 +93,6 @@ func TestEveryDifferenceIsFound(t *testing.T) {
 				return os.WriteFile(path, make([]byte, 3*mebibyte+5), 0)
 			})
 		}},
-		{"files/allocated", "space", func() error {
-			return keepingTime("files/allocated", func(path string) error {
-				file, err := os.OpenFile(path, os.O_WRONLY, 0)
-				if err != nil {
-					return err
-				}
-				defer file.Close()
-				return unix.Fallocate(int(file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, mebibyte)
-			})
-		}},
 		{"attributes/file, empty", "attribute user.empty", func() error { return unix.Lremovexattr(at("attributes/file, empty"), "user.empty") }},
 		{"attributes/pipe, ACL", "attribute " + aclAttribute, func() error {
 			return unix.Lsetxattr(at("attributes/pipe, ACL"), aclAttribute, acl(1, 2, 0), 0)
