@@ -81,7 +81,7 @@ func (r *reader) inode(parent int, name, at string) {
 	var status unix.Stat_t
 	r.keep(unix.Fstatat(parent, name, &status, unix.AT_SYMLINK_NOFOLLOW), "stat %q", at)
 	kind := status.Mode & unix.S_IFMT
-	entry := Entry{Mapped: unknown, Fields: map[string]string{
+	entry := Entry{Written: unknown, Fields: map[string]string{
 		"kind":  kinds[kind],
 		"owner": fmt.Sprintf("%d:%d", status.Uid, status.Gid),
 		"time":  fmt.Sprintf("%d.%09d", status.Mtim.Sec, status.Mtim.Nsec),
@@ -186,13 +186,13 @@ const (
 // readExtents reads for which bytes of a file space is allocated. SEEK_DATA does not tell the same: what was read of
 // space that was not written counts as data while it is cached.
 func (e *Entry) readExtents(fd int) error {
-	e.Allocated, e.Mapped, e.Written = 0, 0, 0
+	e.Allocated, e.Written = 0, 0
 	for at := uint64(0); ; {
 		request := extents{start: at, length: math.MaxInt64 - at}
 		request.most = uint32(len(request.all))
 		_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), ioctlExtents, uintptr(unsafe.Pointer(&request)))
 		if errno == unix.EOPNOTSUPP || errno == unix.ENOTTY {
-			e.Mapped = unknown
+			e.Written = unknown
 			return nil
 		}
 		if errno != 0 {
@@ -200,11 +200,9 @@ func (e *Entry) readExtents(fd int) error {
 		}
 		for _, one := range request.all[:request.found] {
 			at = one.logical + one.length
-			within := max(0, min(int64(at), e.Size)-int64(one.logical))
 			e.Allocated += int64(one.length)
-			e.Mapped += within
 			if one.flags&unwrittenExtent == 0 {
-				e.Written += within
+				e.Written += max(0, min(int64(at), e.Size)-int64(one.logical))
 			}
 			if one.flags&lastExtent != 0 {
 				return nil
