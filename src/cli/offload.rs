@@ -257,12 +257,7 @@ async fn offload(args: NamespaceArgs, desired: Desired) -> Outcome<ExitCode> {
     for (name, generation) in asked {
         let is_offloaded = follow(&cluster, name, generation, until).await?;
         all_well &= is_offloaded;
-        let refusal = if is_offloaded {
-            admission::wait(&cluster, name).await
-        } else {
-            None
-        };
-        if let Some(refusal) = refusal {
+        if is_offloaded && let Some(refusal) = admission::wait(&cluster, name).await {
             eprintln!("{name}: pods are still refused, try again later: {refusal}");
         }
         older::print(&cluster, name, desired.spec.pod_offloading_strategy).await?;

@@ -16,15 +16,12 @@ use super::{
 };
 use crate::{
     api::remote_cluster::RemoteCluster,
-    cluster::{ApiError, Cause, Cluster, short},
+    cluster::{ApiError, Cause, Cluster, KUBE_SYSTEM, short},
     fleet::Registry,
     observe::crash::{self, Step},
     offload::is_uid,
     volume::ClusterId,
 };
-
-/// A namespace that exists as long as its cluster: its uid identifies the cluster.
-const SYSTEM: &str = "kube-system";
 
 /// A remote cluster that answers.
 #[derive(Clone)]
@@ -221,11 +218,13 @@ impl Place {
 
 /// The uid of the cluster's namespace kube-system.
 pub(super) async fn identity(cluster: &Cluster) -> Result<String, ApiError> {
-    let all = cluster.all::<Namespace>();
-    let found = all.get(SYSTEM).await?;
-    let wrong = |cause| all.failure("identify the cluster by", cause);
-    let uid = found.and_then(|it| it.uid());
-    let uid = uid.ok_or_else(|| wrong(Cause::NotFound(SYSTEM.to_owned())))?;
+    let wrong = |cause| {
+        cluster
+            .all::<Namespace>()
+            .failure("identify the cluster by", cause)
+    };
+    let uid = cluster.uid().await?;
+    let uid = uid.ok_or_else(|| wrong(Cause::NotFound(KUBE_SYSTEM.to_owned())))?;
     // It is written to every pod that runs in the cluster.
     if !is_uid(&uid) {
         return Err(wrong(Cause::Malformed(format!("{} is no uid", short(&uid)))));

@@ -1,16 +1,10 @@
 //! Whether a remote cluster is the one that it was before: another one may answer at its address, and lacks all twins.
 
-use k8s_openapi::api::core::v1::Namespace;
-use kube::ResourceExt;
-
 use super::Site;
 use crate::{
     api::remote_cluster::RemoteCluster,
     cluster::{ApiError, Cause},
 };
-
-/// A namespace that exists as long as its cluster: its uid identifies the cluster.
-const SYSTEM: &str = "kube-system";
 
 /// Why what the cluster of a twin lacks may exist nevertheless: it is another cluster than the one that the fabric has
 /// recorded in its `RemoteCluster`. `None` also if none is recorded, or the uid there may not be read.
@@ -27,11 +21,10 @@ pub async fn other_cluster(site: &Site) -> Result<Option<String>, ApiError> {
     let Some(before) = recorded.as_ref().and_then(RemoteCluster::cluster_uid) else {
         return Ok(None);
     };
-    let found = match site.cluster().all::<Namespace>().get(SYSTEM).await {
+    let now = match site.cluster().uid().await {
         Err(error) if error.is_forbidden() => return Ok(None),
-        found => found?,
+        found => found?.unwrap_or_default(),
     };
-    let now = found.and_then(|found| found.uid()).unwrap_or_default();
     Ok((now != before).then(|| {
         format!(
             "the kubeconfig of {id} leads to another cluster than before (its namespace kube-system has the uid {now:?}), which \

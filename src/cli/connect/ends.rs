@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use k8s_openapi::{ByteString, api::core::v1::Namespace};
+use k8s_openapi::ByteString;
 use kube::{
     Config,
     config::{AuthInfo, Cluster as Entry, KubeConfigOptions, Kubeconfig},
@@ -21,8 +21,6 @@ use crate::{
 
 /// A page of a large cluster takes a while.
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
-/// Every cluster has this namespace for as long as it exists, so its uid identifies the cluster.
-pub(super) const KUBE_SYSTEM: &str = "kube-system";
 
 /// How the user reaches the remote cluster.
 #[derive(clap::Args)]
@@ -235,12 +233,6 @@ impl Endpoint {
             .map_err(|why| format!("the driver would refuse its new kubeconfig: {why}"))?;
         Ok(text)
     }
-}
-
-/// The uid that identifies a cluster.
-pub(super) async fn uid(cluster: &Cluster) -> Outcome<Option<String>> {
-    let found = cluster.all::<Namespace>().get(KUBE_SYSTEM).await?;
-    Ok(found.and_then(|it| it.metadata.uid))
 }
 
 #[cfg(test)]

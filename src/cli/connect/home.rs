@@ -10,7 +10,7 @@ use kube::{
 use secrecy::ExposeSecret;
 use serde_json::{Value, json};
 
-use super::{Home, Level, Outcome, Request, ends::uid, remote_cluster};
+use super::{Home, Level, Outcome, Request, remote_cluster};
 use crate::{
     access::{ACCOUNT, CLUSTER_UID, MANAGED_BY_CONNECT, NamespaceName, TokenFacts},
     api::remote_cluster::{KubeconfigSecretRef, RemoteCluster},
@@ -175,7 +175,7 @@ impl Home {
     /// An error if the remote cluster is this one, or not the one that has this name: data in the cluster of
     /// this name would count as lost.
     pub(super) async fn is_other_than(&self, remote: &str, name: &ClusterId, existing: &Existing) -> Outcome {
-        if uid(&self.cluster).await?.as_deref() == Some(remote) {
+        if self.cluster.uid().await?.as_deref() == Some(remote) {
             return Err("both kubeconfigs lead to the same cluster: --remote-kubeconfig and --remote-context name the other one".into());
         }
         if *name == self.id {

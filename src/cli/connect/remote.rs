@@ -14,17 +14,14 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use super::{
-    Outcome,
-    ends::{Endpoint, KUBE_SYSTEM, uid},
-};
+use super::{Outcome, ends::Endpoint};
 use crate::{
     access::{
         self, ACCOUNT, HOME, Identity, LEVEL, Level, MANAGED_BY_CONNECT, NamespaceName, ObjectRef, SESSION,
         TOKEN_SECONDS,
     },
     api::fabric::PodSecurity,
-    cluster::{ApiError, Cause, Cluster, Objects, Precondition},
+    cluster::{ApiError, Cause, Cluster, KUBE_SYSTEM, Objects, Precondition},
     volume::{ClusterId, mark},
 };
 
@@ -128,7 +125,7 @@ fn is_of(account: &ServiceAccount, namespace: &NamespaceName, home: &ClusterId) 
 impl Remote {
     /// The uid that identifies the cluster, whatever its address is.
     pub(in crate::cli) async fn uid(&self) -> Outcome<String> {
-        let uid = uid(&self.cluster).await?;
+        let uid = self.cluster.uid().await?;
         Ok(uid.ok_or_else(|| {
             format!("the remote cluster has no namespace {KUBE_SYSTEM}: is it a Kubernetes cluster?")
         })?)

@@ -11,7 +11,7 @@ use serde_json::json;
 use crate::{
     api::namespace_offloading::PodOffloadingStrategy,
     cluster::{ApiError, Cluster, slim},
-    offload::pods::is_homebound,
+    offload::{first_names, pods::is_homebound},
 };
 
 const TAINT: &str = "virtual-node.liqo.io/not-allowed";
@@ -38,18 +38,12 @@ pub(super) async fn print(
 }
 
 fn describe(older: &[DynamicObject]) -> Option<String> {
-    let names: Vec<String> = older.iter().take(MOST_NAMED).map(ResourceExt::name_any).collect();
-    let more = older.len().saturating_sub(MOST_NAMED);
-    let and = if more > 0 {
-        format!(" and {more} more")
-    } else {
-        String::new()
-    };
+    let names: Vec<String> = older.iter().map(ResourceExt::name_any).collect();
     (!older.is_empty()).then(|| {
         format!(
-            "the podOffloadingStrategy applies to new pods only; these existed before: {}{and}. To \
+            "the podOffloadingStrategy applies to new pods only; these existed before: {}. To \
              replace them: kubectl rollout restart",
-            names.join(", ")
+            first_names(&names, MOST_NAMED)
         )
     })
 }

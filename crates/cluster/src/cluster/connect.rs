@@ -8,7 +8,6 @@ use std::{
 
 use http::header::{HeaderValue, USER_AGENT};
 use hyper_util::{client::legacy::connect::HttpConnector, rt::TokioExecutor};
-use k8s_openapi::api::core::v1::Namespace;
 use kube::{
     Client, Config,
     client::{ClientBuilder, ConfigExt},
@@ -41,9 +40,6 @@ pub const MOST_PROBES: u32 = 4;
 
 /// Name of a cluster in messages before its id is known.
 const UNKNOWN: &str = "unknown";
-
-/// This namespace exists in every cluster as long as the cluster.
-const KUBE_SYSTEM: &str = "kube-system";
 
 /// Settings of a connection.
 #[derive(Clone)]
@@ -317,9 +313,7 @@ async fn from_file(path: &Path) -> Result<Config, ConnectError> {
 
 async fn identify(client: Client, call_timeout: Duration) -> Result<ClusterId, ConnectError> {
     let cluster = unwatched(client, UNKNOWN, call_timeout)?;
-    let namespace = cluster.all::<Namespace>().get(KUBE_SYSTEM).await?;
-    let uid = namespace.and_then(|it| it.metadata.uid).unwrap_or_default();
-    Ok(uid.parse()?)
+    Ok(cluster.uid().await?.unwrap_or_default().parse()?)
 }
 
 /// A cluster without watches.

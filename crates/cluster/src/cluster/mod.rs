@@ -39,7 +39,10 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use k8s_openapi::api::{authentication::v1::TokenRequest, core::v1::ServiceAccount};
+use k8s_openapi::api::{
+    authentication::v1::TokenRequest,
+    core::v1::{Namespace, ServiceAccount},
+};
 use kube::{
     Client, Resource,
     api::{ApiResource, DynamicObject, ObjectMeta, PostParams},
@@ -82,6 +85,9 @@ const REMOTE_PAGE: u32 = 50;
 /// How many lists of one remote cluster are read at the same time.
 const REMOTE_LISTS: usize = 2;
 
+/// A namespace that exists as long as its cluster: its uid identifies the cluster.
+pub const KUBE_SYSTEM: &str = "kube-system";
+
 /// A handle on one cluster. Cheap to clone.
 #[derive(Clone)]
 pub struct Cluster(Arc<Inner>);
@@ -122,6 +128,12 @@ impl Cluster {
     #[must_use]
     pub fn id(&self) -> &ClusterId {
         &self.0.id
+    }
+
+    /// The uid that identifies the cluster: that of its namespace kube-system, read live.
+    pub async fn uid(&self) -> Result<Option<String>, ApiError> {
+        let found = self.all::<Namespace>().get(KUBE_SYSTEM).await?;
+        Ok(found.and_then(|it| it.metadata.uid))
     }
 
     /// The namespace of the twins of home claims.

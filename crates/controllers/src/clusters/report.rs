@@ -8,6 +8,7 @@ use crate::{
     api::{remote_cluster::CredentialsStatus, volume_move::VolumeMove},
     cluster::{Cause, Cluster, slim::Twin},
     fleet::{AccessFacts, Link, Remote},
+    offload::first_names,
     placement::Fabric,
     topology::Node,
     unserved::unserved,
@@ -161,11 +162,7 @@ fn moment(second: i64) -> String {
 
 /// The first names, and how many more there are.
 pub(super) fn list_some(claims: &[String]) -> String {
-    let named: Vec<&str> = claims.iter().take(NAMED).map(String::as_str).collect();
-    match claims.len().saturating_sub(NAMED) {
-        0 => named.join(", "),
-        more => format!("{} and {more} more", named.join(", ")),
-    }
+    first_names(claims, NAMED)
 }
 
 /// Claims of twins that are not handed over, or that a move has left.

@@ -14,7 +14,7 @@ use super::Pods;
 use crate::{
     cluster::ApiError,
     marks::{HOME, HOME_NAMESPACE, HOME_UID},
-    offload::is_name,
+    offload::{first_names, is_name},
     places::Place,
 };
 
@@ -80,18 +80,12 @@ impl Pods<'_> {
         let Some(object) = self.remote_cluster().filter(|_| is_new && !left.is_empty()) else {
             return;
         };
-        let more = left.len().saturating_sub(MOST_NAMED);
-        let and = if more > 0 {
-            format!(" and {more} more")
-        } else {
-            String::new()
-        };
-        let first = left.get(..MOST_NAMED).unwrap_or(&left).join(", ");
         let note = format!(
             "the cluster {} has namespaces that this fabric created and that no NamespaceOffloading names any more, as after \
-             out-of-service or a restored backup: {first}{and}. Their pods without a pod here are deleted, the rest stays: \
+             out-of-service or a restored backup: {}. Their pods without a pod here are deleted, the rest stays: \
              offload their namespaces again under these names, or delete them there if the data of their claims is not needed",
-            self.cluster
+            self.cluster,
+            first_names(&left, MOST_NAMED)
         );
         tracing::warn!("{note}");
         let about = object.object_ref(&());

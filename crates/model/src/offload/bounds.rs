@@ -29,6 +29,16 @@ pub fn cut(text: &str, longest: usize) -> String {
     format!("{}{cut}", &text[..end])
 }
 
+/// The first names, and how many more there are.
+#[must_use]
+pub fn first_names(names: &[String], most: usize) -> String {
+    let first = names.get(..most).unwrap_or(names).join(", ");
+    match names.len().saturating_sub(most) {
+        0 => first,
+        more => format!("{first} and {more} more"),
+    }
+}
+
 /// Whether it is a valid object name. Names become part of URL paths, so nothing else is accepted.
 #[must_use]
 pub fn is_name(name: &str) -> bool {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Claim, ClusterState, Readiness, Unselected, Volumes};
+use super::{Claim, ClusterState, Readiness, Unselected, Volumes, first_names};
 
 /// The status announces the deletion of a namespace for this long before it happens: until then every replica
 /// that creates twins has read that it must not create any there.
@@ -234,14 +234,7 @@ fn empty(
 
 fn listed(mut names: Vec<String>) -> String {
     names.sort();
-    let more = names.len().saturating_sub(MOST_LISTED);
-    names.truncate(MOST_LISTED);
-    let and = if more > 0 {
-        format!(" and {more} more")
-    } else {
-        String::new()
-    };
-    format!("{}{and}", names.join(", "))
+    first_names(&names, MOST_LISTED)
 }
 
 #[cfg(test)]
