@@ -13,7 +13,7 @@ import (
 
 const (
 	// coreBudget is for the core, othersBudget for the slice and the affected tests, in minutes in the lab.
-	coreBudget, othersBudget = 13., 12.
+	coreBudget, othersBudget = 13., 8.
 	// slicesOfAll is the number of slices of the tests outside of the core. It is a prime, so that
 	// pushing the same number of commits each time still runs all of them.
 	slicesOfAll = 23

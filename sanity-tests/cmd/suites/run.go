@@ -18,7 +18,7 @@ const (
 	mostRed = 3
 	// mostOfASuite limits a suite together with its retries.
 	mostOfASuite = 59 * time.Minute
-	// timeAfterBudget is for the suite that is running when the budget is used up. It leaves some
+	// timeAfterBudget is for the suite that is running when the budget is used up. It leaves ten
 	// minutes of CI's 90 to take the lab down.
 	timeAfterBudget = 20 * time.Minute
 )
