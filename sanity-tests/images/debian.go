@@ -17,6 +17,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // Debian has unpacked Debian packages, for programs that this machine need not have installed, and
@@ -69,7 +71,13 @@ func unpackDebian(ctx context.Context, architecture string, fetch []string, flag
 	if err != nil {
 		return nil, fmt.Errorf("find the user's cache: %w", err)
 	}
-	apt, err := newApt(filepath.Join(cache, "liqo-csi-lab", "apt-"+architecture), architecture)
+	dir := filepath.Join(cache, "liqo-csi-lab", "apt-"+architecture)
+	unlock, err := lockFolder(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	apt, err := newApt(dir, architecture)
 	if err != nil {
 		return nil, err
 	}
@@ -109,6 +117,27 @@ func fileNames(listed string) (files []string) {
 	return files
 }
 
+// lockFolder waits for other processes that use the folder: go test runs the tests of several packages at once.
+func lockFolder(dir string) (unlock func(), err error) {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, fmt.Errorf("create a folder for apt: %w", err)
+	}
+	file, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock the folder of apt: %w", err)
+	}
+	for {
+		err = unix.Flock(int(file.Fd()), unix.LOCK_EX)
+		if !errors.Is(err, unix.EINTR) {
+			break
+		}
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("lock %s: %w", file.Name(), err), file.Close())
+	}
+	return func() { file.Close() }, nil
+}
+
 // apt runs apt-get with lists and a cache of its own, and as if no package were installed.
 type apt struct {
 	dir   string
@@ -133,7 +162,7 @@ func newApt(dir, architecture string) (*apt, error) {
 		"Dir::Cache::pkgcache=", "Dir::Cache::srcpkgcache=",
 		"APT::Architecture=" + architecture, "APT::Architectures=" + architecture,
 		"Acquire::Languages=none",
-		// A download needs no root, but apt takes a lock of dpkg anyway.
+		// A download needs no root, but apt takes a lock of dpkg anyway; lockFolder replaces it.
 		"Debug::NoLocking=true",
 	} {
 		made.flags = append(made.flags, "-o", option)

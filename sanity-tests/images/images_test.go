@@ -15,6 +15,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"golang.org/x/sync/errgroup"
 )
 
 func example(t *testing.T) *Image {
@@ -232,5 +234,20 @@ func TestTheArchiveIsWrittenOnce(t *testing.T) {
 		}
 		// Later calls return the archive of the first one.
 		image.AddFile("/late", 0o644, []byte("late"))
+	}
+}
+
+// Several packages of tests fetch Debian packages at the same time, the first ones into an empty cache.
+func TestDebianPackagesAreFetchedByOneAtATime(t *testing.T) {
+	t.Setenv("XDG_CACHE_HOME", t.TempDir())
+	var fetching errgroup.Group
+	for range 4 {
+		fetching.Go(func() error {
+			_, err := UnpackDebianAlone(t.Context(), "amd64", "hostname")
+			return err
+		})
+	}
+	if err := fetching.Wait(); err != nil {
+		t.Error(err)
 	}
 }
