@@ -59,30 +59,10 @@ func TestSomeNamespacesAreNeverOffloaded(t *testing.T) {
 	objects := render(t, Values{
 		"fabric": Values{"enabled": true}, "storageNamespace": "twins", "liqo": Values{"tenantNamespaces": []string{"tenant-a"}},
 	})
-	const name = "never-offloaded.storage.liqo.io"
-	isBound(t, objects, name)
-	spec := named[*admissionv1.ValidatingAdmissionPolicy](t, objects, name).Spec
-	const judged = "!(request.namespace.startsWith('kube-') || request.namespace in ['liqo-csi', 'twins', 'tenant-a'])"
-	if got := spec.Validations[0].Expression; got != judged || len(spec.MatchConditions) > 0 {
-		t.Errorf("%s judges %q, where %v", name, got, spec.MatchConditions)
-	}
+	isBound(t, objects, "never-offloaded.storage.liqo.io")
 	args := named[*appsv1.Deployment](t, objects, "liqo-csi-fabric").Spec.Template.Spec.Containers[0].Args
 	if !slices.Contains(args, "--never-offloaded=twins,tenant-a") {
 		t.Errorf("the fabric has %v", args)
-	}
-}
-
-// The home cluster chooses the names of its remote namespaces, unless a value limits them.
-func TestNamesOfNamespacesCanBeLimited(t *testing.T) {
-	for names, want := range map[string]bool{"": false, `[a-z\d-]+-rome`: true} {
-		objects := render(t, remoteFabric(Values{"namespaceNames": names}))
-		policy := named[*admissionv1.ValidatingAdmissionPolicy](t, objects, "liqo-csi-remote.liqo-csi")
-		is := slices.ContainsFunc(policy.Spec.Validations, func(one admissionv1.Validation) bool {
-			return strings.HasSuffix(one.Expression, `.matches("^(?:[a-z\\d-]+-rome)$")`)
-		})
-		if is != want {
-			t.Errorf("with %q: %v", names, policy.Spec.Validations)
-		}
 	}
 }
 

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -278,16 +277,23 @@ func labelsOf(pairs []string) map[string]string {
 	return labels
 }
 
+// namespaceThere returns a remote namespace as the fabric makes it.
+func namespaceThere(name string) *corev1.Namespace {
+	return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
+		Name: name,
+		Labels: map[string]string{
+			"fabric.storage.liqo.io/home": homeID, "fabric.storage.liqo.io/home-namespace": "shop", "app.kubernetes.io/managed-by": "storage.liqo.io",
+			"pod-security.kubernetes.io/enforce": "baseline", "kubernetes.io/metadata.name": name,
+		},
+		Annotations: map[string]string{"fabric.storage.liqo.io/home-uid": "u", "fabric.storage.liqo.io/home-namespace-uid": "n"},
+	}}
+}
+
 // Annotations of namespaces grant as much as labels: a project of Rancher, ids of users on
 // OpenShift.
 func TestNamespacesThereHaveNoOtherMarks(t *testing.T) {
-	labels := map[string]string{
-		"fabric.storage.liqo.io/home": homeID, "fabric.storage.liqo.io/home-namespace": "shop", "app.kubernetes.io/managed-by": "storage.liqo.io",
-		"pod-security.kubernetes.io/enforce": "baseline", "kubernetes.io/metadata.name": "shop-rome",
-	}
-	annotations := map[string]string{"fabric.storage.liqo.io/home-uid": "u", "fabric.storage.liqo.io/home-namespace-uid": "n"}
 	of := func(label, annotation string) request {
-		namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop-rome", Labels: maps.Clone(labels), Annotations: maps.Clone(annotations)}}
+		namespace := namespaceThere("shop-rome")
 		if label != "" {
 			namespace.Labels[label] = "x"
 		}
@@ -331,4 +337,120 @@ func TestPodsThereHaveNoPriorityUnlessItIsListed(t *testing.T) {
 	if refusal := refusals(t, remoteFabric(nil), requests[2:3])[0]; !strings.Contains(refusal, "remoteAccess.pods.priorityClasses") {
 		t.Errorf("by default: %q", refusal)
 	}
+}
+
+// What an attacker in the fabric's process may not write: other nodes, their pods, and what their own pods run. Policies
+// decide it, for the fabric's rights are on all nodes and pods.
+func TestRequestsOfTheFabricAreHeldToItsNodes(t *testing.T) {
+	const fabricUser = "system:serviceaccount:liqo-csi:liqo-csi-fabric"
+	pod := func(node, image, phase, mark string) json.RawMessage {
+		return json.RawMessage(fmt.Sprintf(`{"metadata": {"name": "p", "namespace": "shop", "labels": {"app": "shop"}, "annotations": {%s}},
+			"spec": {"nodeName": %q, "containers": [{"name": "a", "image": %q}]}, "status": {"phase": %q}}`, mark, node, image, phase))
+	}
+	node := func(cluster, taint string) json.RawMessage {
+		label := ""
+		if cluster != "" {
+			label = fmt.Sprintf(`"fabric.storage.liqo.io/cluster": %q`, cluster)
+		}
+		return json.RawMessage(fmt.Sprintf(`{"metadata": {"name": "n", "labels": {%s}}, "spec": {"taints": [{"key": %q, "effect": "NoSchedule"}]}}`, label, taint))
+	}
+	shop := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}
+	isOwn := []string{"run fabricnodes.storage.liqo.io liqo-csi rome"}
+	write := func(resource string, old, object json.RawMessage) request {
+		operation := "UPDATE"
+		switch {
+		case old == nil:
+			operation = "CREATE"
+		case object == nil:
+			operation = "DELETE"
+		}
+		r := request{User: fabricUser, Operation: operation, Resource: resource, Object: object, OldObject: old, Rights: isOwn}
+		if strings.HasPrefix(resource, "pods") {
+			r.Namespace = shop
+		}
+		return r
+	}
+	byUser := func(r request) request { r.User = "user"; return r }
+	own, real := pod("rome", "a", "Pending", ""), pod("worker", "a", "Running", "")
+	const mark, usersMark = `"fabric.storage.liqo.io/remote": "r"`, `"app.example/owner": "me"`
+	checkRequests(t, Values{"fabric": Values{"enabled": true}}, []judged{
+		{"the status of its own pod", write("pods/status", own, pod("rome", "a", "Running", "")), ""},
+		{"a mark of its own pod", write("pods", own, pod("rome", "a", "Pending", mark)), ""},
+		{"the end of its own pod", write("pods", own, nil), ""},
+		{"the image of its own pod", write("pods", own, pod("rome", "b", "Pending", "")), "fabric-pods"},
+		{"an annotation of others", write("pods", own, pod("rome", "a", "Pending", usersMark)), "fabric-pods"},
+		{"the image of a pod on a real node", write("pods", real, pod("worker", "b", "Running", "")), "fabric-pods"},
+		{"the status of a pod on a real node", write("pods/status", real, pod("worker", "a", "Failed", "")), "fabric-pods"},
+		{"a debug container on a real node", write("pods/ephemeralcontainers", real, real), "fabric-pods"},
+		{"the end of a pod on a real node", write("pods", real, nil), "fabric-pods"},
+		{"the end of a pod without a node", write("pods", pod("", "a", "Pending", ""), nil), "fabric-pods"},
+		{"a user deletes a pod on a real node", byUser(write("pods", real, nil)), ""},
+		{"a user writes a mark", byUser(write("pods", own, pod("rome", "a", "Pending", mark))), "fabric-marks-of-pods"},
+
+		{"a node of its own", write("nodes", nil, node("rome", "a")), ""},
+		{"a taint of its own node", write("nodes", node("rome", "a"), node("rome", "b")), ""},
+		{"the end of its own node", write("nodes", node("rome", "a"), nil), ""},
+		{"a node without its label", write("nodes", nil, node("", "a")), "fabric-nodes"},
+		{"a taint of a real node", write("nodes", node("", "a"), node("", "b")), "fabric-nodes"},
+		{"the status of a real node", write("nodes/status", node("", "a"), node("", "a")), "fabric-nodes"},
+		{"a real node becomes its own", write("nodes", node("", "a"), node("rome", "a")), "fabric-nodes"},
+		{"its own node becomes another cluster's", write("nodes", node("rome", "a"), node("milan", "a")), "fabric-nodes"},
+		{"the end of a real node", write("nodes", node("", "a"), nil), "fabric-nodes"},
+	})
+}
+
+// judged is a request, and the prefix of the name of the policy that refuses it, or "".
+type judged struct {
+	what      string
+	request   request
+	refusedBy string
+}
+
+func checkRequests(t *testing.T, values Values, all []judged) {
+	t.Helper()
+	var requests []request
+	for _, one := range all {
+		requests = append(requests, one.request)
+	}
+	for at, refusal := range refusals(t, values, requests) {
+		if want := all[at].refusedBy; (want == "") != (refusal == "") || !strings.HasPrefix(refusal, want) {
+			t.Errorf("%s: the refusal is %q, of %q is wanted", all[at].what, refusal, want)
+		}
+	}
+}
+
+func TestOffloadingOfSystemNamespacesIsRefused(t *testing.T) {
+	in := func(name string) request {
+		return request{
+			User: "user", Operation: "CREATE", Resource: "namespaceoffloadings.offloading.liqo.io",
+			Object:    json.RawMessage(`{"metadata": {"name": "offloading"}, "spec": {}}`),
+			Namespace: &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}},
+		}
+	}
+	values := Values{"fabric": Values{"enabled": true}, "storageNamespace": "twins", "liqo": Values{"tenantNamespaces": []string{"tenant-a"}}}
+	checkRequests(t, values, []judged{
+		{"a user's namespace", in("shop"), ""},
+		{"one of Kubernetes", in("kube-system"), "never-offloaded"},
+		{"that of the driver", in("liqo-csi"), "never-offloaded"},
+		{"that of the twins", in("twins"), "never-offloaded"},
+		{"a tenant's of Liqo", in("tenant-a"), "never-offloaded"},
+	})
+}
+
+// The home cluster chooses the names of its remote namespaces, unless a value limits them.
+func TestNamesOfNamespacesThereAreThoseOfTheValue(t *testing.T) {
+	named := func(name string) request {
+		namespace := namespaceThere(name)
+		text, err := json.Marshal(namespace)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return request{User: remoteUser, Operation: "CREATE", Resource: "namespaces", Object: text, Namespace: namespace}
+	}
+	checkRequests(t, remoteFabric(nil), []judged{{"any name, by default", named("istio-system"), ""}})
+	checkRequests(t, remoteFabric(Values{"namespaceNames": `[a-z\d-]+-rome`}), []judged{
+		{"a name that matches", named("shop-rome"), ""},
+		{"another name", named("istio-system"), "liqo-csi-remote.liqo-csi"},
+		{"a name that only begins so", named("shop-rome-too"), "liqo-csi-remote.liqo-csi"},
+	})
 }

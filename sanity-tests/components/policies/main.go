@@ -43,7 +43,7 @@ type Request struct {
 	Resource          string
 	Object, OldObject map[string]any
 	Namespace         *corev1.Namespace
-	// Rights are what the user may do, as "create pods shop".
+	// Rights are what the user may do, as "create pods shop", or with a name: "get pods shop a".
 	Rights []string
 }
 
@@ -158,7 +158,8 @@ func (r Request) attributes() (schema.GroupVersionResource, *admission.Versioned
 // Authorize implements `authorizer` in a policy.
 func (r Request) Authorize(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	asked := schema.GroupResource{Group: a.GetAPIGroup(), Resource: a.GetResource()}
-	if slices.Contains(r.Rights, fmt.Sprintf("%s %s %s", a.GetVerb(), asked, a.GetNamespace())) {
+	right := fmt.Sprintf("%s %s %s", a.GetVerb(), asked, a.GetNamespace())
+	if slices.Contains(r.Rights, right) || slices.Contains(r.Rights, right+" "+a.GetName()) {
 		return authorizer.DecisionAllow, "", nil
 	}
 	return authorizer.DecisionNoOpinion, "", nil
