@@ -249,8 +249,25 @@ impl Reconciler<'_> {
         if discovered.is_none() && !self.reconcile_finalizer(object, &remaining).await? {
             return Ok(());
         }
+        self.record_uid(object, report).await?;
         self.write(object, &status::declared(object, report, &remaining))
             .await
+    }
+
+    /// Records the uid of the cluster, so that another one that its kubeconfig leads to later is refused. The fabric
+    /// records those of its clusters, because no two may be the same.
+    async fn record_uid(&self, object: &RemoteCluster, report: &ClusterReport) -> Result<(), ApiError> {
+        let is_known = object.spec.fabric.is_some() || object.cluster_uid().is_some();
+        let Some(uid) = report.uid.as_ref().filter(|_| !is_known) else {
+            return Ok(());
+        };
+        let patch = json!({
+            "metadata": {"uid": object.uid(), "resourceVersion": object.resource_version()},
+            "status": {"virtualNode": {"clusterUid": uid}},
+        });
+        let (all, name) = (self.all(), object.name_any());
+        let written = crash::around(Step::ClusterWrite, all.merge_status(&name, &patch)).await;
+        unless_conflict(written).map(drop)
     }
 
     /// Reconciles an object whose cluster no fabric declares.

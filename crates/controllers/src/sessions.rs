@@ -273,6 +273,7 @@ mod tests {
         let link = Link::Up(Arc::new(Connected {
             cluster: there.remote_cluster("milan", Rights::ALL).await,
             version: "v1.36.3".into(),
+            uid: None,
             kubeconfig: Some(kubeconfig.to_string().into()),
         }));
         let issued = jiff::Timestamp::now().as_second() - age;

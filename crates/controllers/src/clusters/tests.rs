@@ -125,6 +125,60 @@ async fn the_status_shows_the_state_of_the_cluster() {
     assert!(status["lastError"].is_null());
 }
 
+const SYSTEM: &str = "/api/v1/namespaces/kube-system";
+
+#[tokio::test]
+async fn the_uid_of_a_cluster_without_the_fabric_is_recorded_once() {
+    let (api, there) = (world().await, FakeApi::start().await);
+    for (uid, recorded) in [("before", "before"), ("after", "before")] {
+        there.put(SYSTEM, json!({"metadata": {"uid": uid}}));
+        round(&api, &registry(up(&there).await)).await;
+        assert_eq!(status(&api)["virtualNode"]["clusterUid"], recorded);
+    }
+    // The fabric checks first that no other RemoteCluster leads to the same cluster.
+    api.change(OBJECT, |object| {
+        (object["spec"]["fabric"], object["status"]) = (json!({}), json!({}));
+    });
+    round(&api, &registry(up(&there).await)).await;
+    assert!(status(&api)["virtualNode"]["clusterUid"].is_null());
+}
+
+#[tokio::test]
+async fn another_cluster_than_the_recorded_one_is_refused() {
+    let (api, there) = (world().await, FakeApi::start().await);
+    put_volume(&api);
+    there.put(SYSTEM, json!({"metadata": {"uid": "after"}}));
+    for (fabric, way_out) in [
+        (None, "--the-cluster-is-gone"),
+        (Some(&LIQO), "delete the RemoteCluster milan"),
+    ] {
+        let recorded = Declared {
+            uid: Some("before".into()),
+            fabric,
+            ..Declared::plain("milan")
+        };
+        let registry = Registry::fixed([(recorded, up(&there).await)]);
+        let remote = registry.get(&"milan".parse().unwrap()).unwrap();
+        let refused = remote.reach().err().unwrap().to_string();
+        assert!(
+            refused.contains("another cluster than before") && refused.contains(way_out),
+            "{refused}"
+        );
+        assert!(remote.kubeconfig().is_none());
+        if fabric.is_none() {
+            round(&api, &registry).await;
+            assert_eq!(status(&api)["conditions"][0]["reason"], "Refused");
+            assert!(is_held(&api));
+        }
+    }
+    let expected = Declared {
+        uid: Some("after".into()),
+        ..Declared::plain("milan")
+    };
+    let registry = Registry::fixed([(expected, up(&there).await)]);
+    assert!(registry.get(&"milan".parse().unwrap()).unwrap().reach().is_ok());
+}
+
 #[tokio::test]
 async fn a_cluster_with_volumes_keeps_its_finalizer_and_names_them() {
     let api = world().await;
