@@ -179,6 +179,31 @@ async fn another_cluster_than_the_recorded_one_is_refused() {
     assert!(registry.get(&"milan".parse().unwrap()).unwrap().reach().is_ok());
 }
 
+/// The view shows a `RemoteCluster` that was deleted, and its name belongs to another one.
+#[tokio::test]
+async fn the_status_of_a_deleted_remote_cluster_is_not_written_to_its_successor() {
+    let (api, there) = (world().await, FakeApi::start().await);
+    there.put(SYSTEM, json!({"metadata": {"uid": "before"}}));
+    let (settings, metrics) = (settings(), Metrics::default());
+    let home = api.cluster().await;
+    let watched = Watched::start(&home);
+    watched.complete().await;
+    home.views().remote_clusters.complete().await;
+    let seen = home.views().remote_clusters.get("milan").unwrap();
+    let registry = registry(up(&there).await);
+    let clusters = Clusters::new(&home, &registry, &watched, &settings, &metrics);
+    api.change(OBJECT, |object| object["metadata"]["uid"] = json!("successor"));
+    let remote = registry.get(&"milan".parse().unwrap()).unwrap();
+    let report = report(&home, &remote, &settings);
+    clusters.reconciler.record_uid(&seen, &report).await.unwrap();
+    clusters
+        .reconciler
+        .write(&seen, &RemoteClusterStatus::default())
+        .await
+        .unwrap();
+    assert!(api.object(OBJECT).unwrap()["status"].is_null());
+}
+
 #[tokio::test]
 async fn a_cluster_with_volumes_keeps_its_finalizer_and_names_them() {
     let api = world().await;
