@@ -85,12 +85,12 @@ impl Health<'_> {
             }
             return Ok(());
         }
-        if must_be_raised(claim.size, volume.bytes, twin.size) {
-            return mirror::capacity(self.home, volume, twin.size.capacity).await;
-        }
         let Some(mark) = &volume.claim else {
             return Ok(());
         };
+        if must_be_raised(claim.size, volume.bytes, twin.size) {
+            return mirror::capacity(self.home, volume, mark, twin.size).await;
+        }
         match claim_update(claim.size, twin.size) {
             Some(ClaimUpdate::Grown(_)) => mirror::growth(self.home, mark, twin.size).await,
             Some(ClaimUpdate::NodeInfeasible) => mirror::node_refusal(site, mark).await,
