@@ -128,7 +128,8 @@ impl<'a> Sessions<'a> {
         if gone.is_empty() {
             return Ok(());
         }
-        let patch = json!({ "data": gone });
+        // A token that was renewed since then must stay.
+        let patch = json!({"metadata": {"resourceVersion": secret.metadata.resource_version}, "data": gone});
         crash::around(Step::TokenWrite, all.merge(RENEWED, &patch))
             .await
             .map(drop)
