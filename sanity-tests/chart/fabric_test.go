@@ -166,10 +166,13 @@ func TestRemoteFabricIsHeldToItsNamespaces(t *testing.T) {
 	account.check(t, false, "bind clusterroles.rbac.authorization.k8s.io/cluster-admin", "create,delete pods -n anywhere",
 		"get,list,create secrets -n anywhere", "create pods:exec -n anywhere",
 		"get,list,create endpointslices.discovery.k8s.io -n anywhere", "patch,update namespaces")
-	if _, full := namespaceVerbs(t, remote("full")); full {
-		t.Error("level full may do something with namespaces")
+	if verbs := namespaceVerbs(t, remote("full")); verbs != "get" {
+		t.Errorf("level full may %s namespaces", verbs)
 	}
-	if verbs, _ := namespaceVerbs(t, remote("fabric")); verbs != "get list create delete" {
+	full := rights{"liqo-csi-remote", render(t, remote("full"))}
+	full.check(t, true, "get namespaces/kube-system")
+	full.check(t, false, "get namespaces/shop")
+	if verbs := namespaceVerbs(t, remote("fabric")); verbs != "get list create delete" {
 		t.Errorf("level fabric may %s namespaces", verbs)
 	}
 }
@@ -283,14 +286,14 @@ func TestAllPodsAreListedOnlyIfThatIsAskedFor(t *testing.T) {
 	}
 }
 
-func namespaceVerbs(t *testing.T, values Values) (verbs string, any bool) {
+func namespaceVerbs(t *testing.T, values Values) string {
 	t.Helper()
 	for _, rule := range named[*rbacv1.ClusterRole](t, render(t, values), "liqo-csi-remote.liqo-csi").Rules {
 		if slices.Contains(rule.Resources, "namespaces") {
-			return strings.Join(rule.Verbs, " "), true
+			return strings.Join(rule.Verbs, " ")
 		}
 	}
-	return "", false
+	return ""
 }
 
 // isBound: a policy without a binding that denies, and fails closed, does nothing.

@@ -241,16 +241,37 @@ impl Reconciler<'_> {
         if let (Some(fabric), Some(from)) = (discovered, &object.spec.discovered_from)
             && from.fabric != fabric
         {
-            let patch = json!({"spec": {"discoveredFrom": {"fabric": fabric}}});
+            let patch = json!({
+                "metadata": {"uid": object.uid(), "resourceVersion": object.resource_version()},
+                "spec": {"discoveredFrom": {"fabric": fabric}},
+            });
             let (all, name) = (self.all(), object.name_any());
-            crash::around(Step::ClusterWrite, all.merge(&name, &patch)).await?;
+            let written = crash::around(Step::ClusterWrite, all.merge(&name, &patch)).await;
+            unless_conflict(written)?;
         }
         let remaining = self.remaining(object, &report.id).await?;
         if discovered.is_none() && !self.reconcile_finalizer(object, &remaining).await? {
             return Ok(());
         }
+        self.record_uid(object, report).await?;
         self.write(object, &status::declared(object, report, &remaining))
             .await
+    }
+
+    /// Records the uid of the cluster, so that another one that its kubeconfig leads to later is refused. The fabric
+    /// records those of its clusters, because no two may be the same.
+    async fn record_uid(&self, object: &RemoteCluster, report: &ClusterReport) -> Result<(), ApiError> {
+        let is_known = object.spec.fabric.is_some() || object.cluster_uid().is_some();
+        let Some(uid) = report.uid.as_ref().filter(|_| !is_known) else {
+            return Ok(());
+        };
+        let patch = json!({
+            "metadata": {"uid": object.uid(), "resourceVersion": object.resource_version()},
+            "status": {"virtualNode": {"clusterUid": uid}},
+        });
+        let (all, name) = (self.all(), object.name_any());
+        let written = crash::around(Step::ClusterWrite, all.merge_status(&name, &patch)).await;
+        unless_conflict(written).map(drop)
     }
 
     /// Reconciles an object whose cluster no fabric declares.
@@ -330,9 +351,11 @@ impl Reconciler<'_> {
         if object.status.as_ref() == Some(status) {
             return Ok(());
         }
-        let (all, name, patch) = (self.all(), object.name_any(), status::patch(status));
+        let (all, name, mut patch) = (self.all(), object.name_any(), status::patch(status));
+        // Not onto another object of this name, which was created after this one was deleted.
+        patch["metadata"] = json!({"uid": object.uid()});
         let written = crash::around(Step::ClusterWrite, all.merge_status(&name, &patch)).await;
-        written.map(drop)
+        unless_conflict(written).map(drop)
     }
 }
 

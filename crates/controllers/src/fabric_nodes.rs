@@ -58,13 +58,17 @@ impl Rounds for FabricNodes<'_> {
         // A node that is not known yet would lose its right to write the status of its pods.
         self.home.views().remote_clusters.complete().await;
         let rules = self.rules();
-        let before = self.roles.get(NAME).await?.map(|it| it.rules.unwrap_or_default());
-        if *before.as_ref().unwrap_or(&Vec::new()) == rules {
+        let before = self.roles.get(NAME).await?;
+        let has = before.as_ref().and_then(|it| it.rules.as_deref());
+        if has.unwrap_or_default() == rules {
             return Ok(());
         }
         let written = async {
-            if before.is_some() {
-                return self.roles.merge(NAME, &json!({ "rules": rules })).await;
+            if let Some(before) = &before {
+                // A former leader must not withdraw the rights of nodes that it does not know.
+                let version = &before.metadata.resource_version;
+                let patch = json!({"metadata": {"resourceVersion": version}, "rules": rules});
+                return self.roles.merge(NAME, &patch).await;
             }
             let labels = [(mark::MANAGED_BY.to_owned(), mark::MANAGED_BY_US.to_owned())];
             let metadata = ObjectMeta {

@@ -18,7 +18,7 @@ use tokio::{sync::watch, time::Instant};
 
 use self::{
     due::{DueVolumes, Scope, VolumeCounts},
-    texts::{data_state, describe_twin, diagnosis, event_text, superseded},
+    texts::{data_state, describe_twin, diagnosis, event_text, misplaced, superseded},
     volume_status::VolumeStatus,
 };
 use super::{
@@ -52,8 +52,16 @@ struct ByNeed {
     marked: Vec<ClaimName>,
 }
 
-/// The uid of a twin, and whether its PV has to be retained.
-type Settled = (String, bool);
+/// A remote twin whose PV was found as desired.
+#[derive(Clone, PartialEq, Eq)]
+struct Settled {
+    /// Its uid.
+    twin: String,
+    /// Whether its PV has to be retained.
+    retain: bool,
+    /// Why the PV may contain data that the claim has not written, if so.
+    earlier_data: Option<String>,
+}
 
 /// The loop that checks volumes.
 pub(super) struct Health<'a> {
@@ -142,6 +150,7 @@ impl<'a> Health<'a> {
         let Ok(site) = site else {
             return Some(VolumeStatus {
                 diagnosis: without_view(diagnosis(&volume, claim.as_deref(), None)),
+                misplaced: None,
                 is_remote: volume.cluster != *self.home.id(),
                 is_outdated: true,
                 volume,
@@ -166,6 +175,7 @@ impl<'a> Health<'a> {
         }
         Some(VolumeStatus {
             diagnosis,
+            misplaced: None,
             is_remote: remote,
             is_outdated,
             volume,
@@ -332,7 +342,11 @@ impl<'a> Health<'a> {
                 by_need.marked.push(claim.name.clone());
             }
             match volume_status.diagnosis {
-                Diagnosis::Bound => by_need.healthy.push(volume_status),
+                Diagnosis::Bound => {
+                    let site = volume_status.site.as_ref().ok();
+                    volume_status.misplaced = site.and_then(|site| misplaced(site, &volume_status.volume));
+                    by_need.healthy.push(volume_status);
+                }
                 Diagnosis::Pending => by_need.waiting.push(volume_status),
                 Diagnosis::Ending if volume_status.is_leftover() => {
                     by_need.left_behind.push(volume_status);

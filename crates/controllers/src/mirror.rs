@@ -21,7 +21,7 @@ use crate::{
     },
     observe::crash::{self, Step},
     offload::{LONGEST_MESSAGE, cut},
-    placement::{ClaimUpdate, claim_update},
+    placement::{ClaimUpdate, claim_update, must_be_raised},
     twin::{Site, grown},
     volume::{ClaimMark, ClaimSize, mark::TWIN_READY, quantity},
 };
@@ -57,23 +57,43 @@ pub(super) async fn condition(
     unless_conflict(written).map(drop)
 }
 
-/// Writes the real size of the volume to claim and PV. The PV last: its size shows whether the update is
-/// complete.
-pub(super) async fn capacity(home: &Cluster, volume: &VirtualVolume, bytes: u64) -> Result<(), ApiError> {
-    let size = json!({"storage": quantity(bytes)});
-    if let Some(mark) = &volume.claim {
-        let patch = json!({"metadata": {"uid": mark.uid}, "status": {"capacity": size}});
+/// Raises claim and PV to the size of the remote twin. The PV last: its size shows whether the update is
+/// complete. All is read live, because of two views one may lag, and a size must never be lowered.
+pub(super) async fn capacity(
+    home: &Cluster,
+    volume: &VirtualVolume,
+    mark: &ClaimMark,
+    twin: ClaimSize,
+) -> Result<(), ApiError> {
+    let volumes = home.all::<PersistentVolume>();
+    let (claim, real) = tokio::try_join!(live(home, mark), volumes.get(&volume.name))?;
+    // A move replaces the PV by one of the same name, with a size of its own.
+    let real = real.filter(|real| real.uid().as_deref() == Some(&volume.uid));
+    let (Some(claim), Some(real)) = (claim, real) else {
+        return Ok(());
+    };
+    let has = facts::claim_size(&claim);
+    if !must_be_raised(has, facts::volume_size(&real).unwrap_or_default(), twin) {
+        return Ok(());
+    }
+    let size = json!({"storage": quantity(twin.capacity)});
+    if has.capacity < twin.capacity {
+        let patch = json!({
+            "metadata": {"uid": mark.uid, "resourceVersion": claim.resource_version()},
+            "status": {"capacity": size},
+        });
         let claims = home.within::<PersistentVolumeClaim>(&mark.namespace);
         let written = crash::around(Step::Mirror, claims.merge_status(&mark.name, &patch)).await;
-        unless_conflict(written)?;
+        if unless_conflict(written)?.is_none() {
+            // The view will show the concurrent change, which triggers another attempt.
+            return Ok(());
+        }
     }
-    // A move replaces the PV by one of the same name, with a size of its own.
-    let patch = json!({"metadata": {"uid": volume.uid}, "spec": {"capacity": size}});
-    let written = crash::around(
-        Step::Mirror,
-        home.all::<PersistentVolume>().merge(&volume.name, &patch),
-    )
-    .await;
+    let patch = json!({
+        "metadata": {"uid": volume.uid, "resourceVersion": real.resource_version()},
+        "spec": {"capacity": size},
+    });
+    let written = crash::around(Step::Mirror, volumes.merge(&volume.name, &patch)).await;
     unless_conflict(written).map(drop)
 }
 
@@ -132,4 +152,68 @@ async fn live(home: &Cluster, mark: &ClaimMark) -> Result<Option<PersistentVolum
     let claims = home.within::<PersistentVolumeClaim>(&mark.namespace);
     let found = claims.get(&mark.name).await?;
     Ok(found.filter(|claim| claim.uid().as_deref() == Some(&mark.uid)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::{slim::virtual_volume, testing::FakeApi};
+
+    const CLAIM: &str = "/api/v1/namespaces/shop/persistentvolumeclaims/data";
+    const NAME: &str = "pvc-0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111";
+
+    /// The sizes of claim and PV, in GiB, after the twin was seen with 2 GiB and they with 1 GiB.
+    async fn sizes_from(claim: u64, volume: u64) -> [String; 2] {
+        let api = FakeApi::start().await;
+        let path = format!("/api/v1/persistentvolumes/{NAME}");
+        let size = |gigabytes: u64| json!({"storage": format!("{gigabytes}Gi")});
+        api.put(
+            CLAIM,
+            json!({
+                "metadata": {"uid": "u"},
+                "spec": {"resources": {"requests": size(1)}},
+                "status": {"phase": "Bound", "capacity": size(1)},
+            }),
+        );
+        api.put(
+            &path,
+            json!({
+                "spec": {
+                    "capacity": size(1),
+                    "csi": {"driver": "storage.liqo.io", "volumeHandle": format!("v1:milan:{NAME}")},
+                    "claimRef": {"namespace": "shop", "name": "data", "uid": "u"},
+                },
+                "status": {"phase": "Bound"},
+            }),
+        );
+        let home = api.cluster_unwatched().await;
+        let real = home.all::<PersistentVolume>().get(NAME).await.unwrap().unwrap();
+        let seen = virtual_volume(&real, "liqo-storage").unwrap();
+        api.change(CLAIM, |it| it["status"]["capacity"] = size(claim));
+        api.change(&path, |it| it["spec"]["capacity"] = size(volume));
+        let twin = ClaimSize {
+            requested: 2 << 30,
+            capacity: 2 << 30,
+            ..ClaimSize::default()
+        };
+        let mark = seen.claim.clone().unwrap();
+        capacity(&home, &seen, &mark, twin).await.unwrap();
+        [
+            api.object(CLAIM).unwrap()["status"]["capacity"]["storage"].clone(),
+            api.object(&path).unwrap()["spec"]["capacity"]["storage"].clone(),
+        ]
+        .map(|it| it.as_str().unwrap().to_owned())
+    }
+
+    #[tokio::test]
+    async fn no_size_is_lowered_because_a_view_lags() {
+        for (claim, volume, expected) in [
+            (1, 1, ["2Gi", "2Gi"]),
+            (2, 1, ["2Gi", "2Gi"]),
+            (3, 1, ["3Gi", "2Gi"]),
+            (3, 3, ["3Gi", "3Gi"]),
+        ] {
+            assert_eq!(sizes_from(claim, volume).await, expected, "{claim} {volume}");
+        }
+    }
 }

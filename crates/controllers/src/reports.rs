@@ -44,6 +44,12 @@ impl Reports {
         self.warn_about("", on, reason, note).await;
     }
 
+    /// Warns on a claim about something that is not a problem which could be over: the caller does so once.
+    pub(super) async fn note(&self, on: &ClaimMark, reason: &'static str, note: &str) {
+        tracing::warn!(claim = %on.name, namespace = %on.namespace, reason, "{note}");
+        self.events.warn(on, reason, note).await;
+    }
+
     /// Warns on a claim like `warn`, about one of several problems that it can have at the same time.
     pub(super) async fn warn_about(&mut self, about: &str, on: &ClaimMark, reason: &'static str, note: &str) {
         // Events are cut; the log and what is remembered would not be.

@@ -128,7 +128,8 @@ impl<'a> Sessions<'a> {
         if gone.is_empty() {
             return Ok(());
         }
-        let patch = json!({ "data": gone });
+        // A token that was renewed since then must stay.
+        let patch = json!({"metadata": {"resourceVersion": secret.metadata.resource_version}, "data": gone});
         crash::around(Step::TokenWrite, all.merge(RENEWED, &patch))
             .await
             .map(drop)
@@ -273,6 +274,7 @@ mod tests {
         let link = Link::Up(Arc::new(Connected {
             cluster: there.remote_cluster("milan", Rights::ALL).await,
             version: "v1.36.3".into(),
+            uid: None,
             kubeconfig: Some(kubeconfig.to_string().into()),
         }));
         let issued = jiff::Timestamp::now().as_second() - age;

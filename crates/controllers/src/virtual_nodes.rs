@@ -99,9 +99,16 @@ impl Reconciler<'_> {
         let Some(node) = self.home.views().nodes.get(name) else {
             return Ok(());
         };
-        match self.required_change(&node) {
-            Some(NodeChange::Mark(cluster)) => self.mark(name, &cluster).await,
-            Some(NodeChange::Unmark) => self.unmark(name).await,
+        if self.required_change(&node).is_none() {
+            return Ok(());
+        }
+        // The view may lag: a kubelet may have registered a node of this name since.
+        let Some(found) = self.home.all::<KubeNode>().get(name).await? else {
+            return Ok(());
+        };
+        match self.required_change(&self.home.node(found.metadata.clone())) {
+            Some(NodeChange::Mark(cluster)) => self.mark(&found, &cluster).await,
+            Some(NodeChange::Unmark) => self.unmark(&found).await,
             None => Ok(()),
         }
     }
@@ -134,16 +141,17 @@ impl Reconciler<'_> {
         }
     }
 
-    async fn mark(&self, node: &str, cluster: &ClusterId) -> Result<(), ApiError> {
-        let Some(found) = self.home.all::<KubeNode>().get(node).await? else {
-            return Ok(());
-        };
-        self.label(node, json!({CLUSTER_KEY: cluster.as_str(), VIRTUAL_NODE: "true"}))
-            .await?;
+    async fn mark(&self, found: &KubeNode, cluster: &ClusterId) -> Result<(), ApiError> {
+        let node = &found.name_any();
+        self.label(
+            found,
+            json!({CLUSTER_KEY: cluster.as_str(), VIRTUAL_NODE: "true"}),
+        )
+        .await?;
         let csi_nodes = self.home.all::<CSINode>();
         match csi_nodes.get(node).await? {
             None => {
-                crash::around(Step::CsiNodeWrite, csi_nodes.create(&csi_node(&found))).await?;
+                crash::around(Step::CsiNodeWrite, csi_nodes.create(&csi_node(found))).await?;
             }
             Some(csi_node) => {
                 let others = without_ours(&csi_node);
@@ -163,7 +171,8 @@ impl Reconciler<'_> {
         Ok(())
     }
 
-    async fn unmark(&self, node: &str) -> Result<(), ApiError> {
+    async fn unmark(&self, found: &KubeNode) -> Result<(), ApiError> {
+        let node = &found.name_any();
         if let Some(csi_node) = self.home.all::<CSINode>().get(node).await?
             && has_our_entry(&csi_node)
         {
@@ -173,21 +182,20 @@ impl Reconciler<'_> {
             node,
             "removed the marks of a node that no longer represents a remote cluster"
         );
-        let real = self.home.views().nodes.get(node);
-        let is_real = real.is_some_and(|node| node.has_driver());
         // Kubelet registers again only if it finds the label as it wrote it.
-        let labels = if is_real {
+        let labels = if self.home.node(found.metadata.clone()).has_driver() {
             json!({CLUSTER_KEY: self.home.id().as_str(), VIRTUAL_NODE: null})
         } else {
             json!({CLUSTER_KEY: null, VIRTUAL_NODE: null})
         };
-        self.label(node, labels).await
+        self.label(found, labels).await
     }
 
-    async fn label(&self, node: &str, labels: serde_json::Value) -> Result<(), ApiError> {
-        let patch = json!({"metadata": {"labels": labels}});
-        let labelled = crash::around(Step::NodeLabel, self.home.all::<KubeNode>().merge(node, &patch)).await;
-        labelled.map(|_| ())
+    async fn label(&self, node: &KubeNode, labels: serde_json::Value) -> Result<(), ApiError> {
+        let patch = json!({"metadata": {"uid": node.uid(), "labels": labels}});
+        let (nodes, name) = (self.home.all::<KubeNode>(), node.name_any());
+        let labelled = crash::around(Step::NodeLabel, nodes.merge(&name, &patch)).await;
+        labelled.map(drop)
     }
 
     async fn set_drivers(&self, csi_node: &CSINode, drivers: &[CSINodeDriver]) -> Result<(), ApiError> {
@@ -394,6 +402,27 @@ mod tests {
         round(&api, &registry()).await;
         assert_eq!(api.object(NODE).unwrap()["metadata"]["labels"], labels);
         assert_eq!(keys(&api).len(), 1);
+    }
+
+    /// It was deleted, and a kubelet has registered another one under its name.
+    #[tokio::test]
+    async fn a_node_that_took_the_place_of_a_virtual_one_is_not_labelled() {
+        let api = FakeApi::start().await;
+        api.put(NODE, json!({"metadata": {"labels": {"to": "milan"}}}));
+        let (home, registry) = (api.cluster().await, registry());
+        let found = home.all::<KubeNode>().get("milan").await.unwrap().unwrap();
+        let reconciler = Reconciler {
+            home: &home,
+            registry: &registry,
+        };
+        let labels = json!({CLUSTER_KEY: "home", NODE_KEY: "milan"});
+        api.change(NODE, |node| {
+            node["metadata"]["uid"] = json!("real");
+            node["metadata"]["labels"] = labels.clone();
+        });
+        let refused = reconciler.mark(&found, &"milan".parse().unwrap()).await;
+        assert!(refused.unwrap_err().is_conflict());
+        assert_eq!(api.object(NODE).unwrap()["metadata"]["labels"], labels);
     }
 
     #[tokio::test]

@@ -224,7 +224,8 @@ pub(super) fn is_in_both(object: &impl ResourceExt) -> bool {
         .is_some_and(|value| value == "true")
 }
 
-/// The data source of a claim. This driver does not handle sources of other kinds.
+/// The data source of a claim, in its namespace. This driver does not handle sources of other kinds, and refuses those
+/// of other namespaces (only in `dataSourceRef`), which csi-provisioner does not pass on.
 pub(super) fn claim_source(claim: &PersistentVolumeClaim) -> Option<ClaimSource> {
     let source = claim.spec.as_ref()?.data_source.as_ref()?;
     match (source.api_group.as_deref(), source.kind.as_str()) {

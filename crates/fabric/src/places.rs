@@ -17,7 +17,7 @@ use super::{
 use crate::{
     api::remote_cluster::RemoteCluster,
     cluster::{ApiError, Cause, Cluster, KUBE_SYSTEM, short},
-    fleet::Registry,
+    fleet::{Registry, Remote},
     observe::crash::{self, Step},
     offload::is_uid,
     volume::ClusterId,
@@ -107,20 +107,19 @@ impl<'a> Places<'a> {
         }
         let uid = identity(&cluster).await.map_err(|error| error.to_string())?;
         let place = Place { cluster, uid };
-        let is_new = self.admit(id, &place)?;
-        if is_new {
+        if let Some(unrecorded) = self.admit(&remote, &place)? {
             // Before anything is written there.
-            self.remember(id, &place.uid)
+            self.remember(&unrecorded, &place.uid)
                 .await
                 .map_err(|error| error.to_string())?;
         }
         Ok(place)
     }
 
-    /// Accepts the cluster for this id, unless the id was another cluster's before or the cluster has another id.
-    /// Returns whether its uid has yet to be recorded.
-    fn admit(&self, id: &ClusterId, place: &Place) -> Result<bool, String> {
-        let uid = &place.uid;
+    /// Accepts the cluster for its id, unless the id was another cluster's before or the cluster has another id.
+    /// Returns its `RemoteCluster` if that does not record the uid yet.
+    fn admit(&self, remote: &Remote, place: &Place) -> Result<Option<Arc<RemoteCluster>>, String> {
+        let (id, uid) = (&remote.id, &place.uid);
         let clusters = self.home.views().remote_clusters.all();
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let before = |cluster: &RemoteCluster| {
@@ -131,21 +130,16 @@ impl<'a> Places<'a> {
                 .map(str::to_owned)
         };
         let Some(this) = clusters.iter().find(|it| it.name_any() == id.as_str()) else {
-            return Ok(false);
+            return Ok(None);
         };
         match before(this) {
-            Some(before) if before != *uid => {
-                return Err(format!(
-                    "the kubeconfig of {id} leads to another cluster than before (its namespace kube-system has the uid \
-                     {uid}), so its answers are ignored. If it replaces the one before, delete the RemoteCluster {id} and \
-                     create it again"
-                ));
-            }
+            Some(before) if before != *uid => return Err(remote.another_cluster(uid)),
             Some(_) => {}
             // Nothing new starts in a cluster that is being deleted, and what is there has to be removed.
             None if this.metadata.deletion_timestamp.is_some() => {}
             None => {
-                let mut others = clusters.iter().filter(|it| it.name_any() != id.as_str());
+                let is_other = |it: &RemoteCluster| it.spec.fabric.is_some() && it.name_any() != id.as_str();
+                let mut others = clusters.iter().filter(|it| is_other(it));
                 if let Some(other) = others.find(|it| before(it).as_ref() == Some(uid)) {
                     let name = other.name_any();
                     return Err(format!(
@@ -155,18 +149,24 @@ impl<'a> Places<'a> {
             }
         }
         known.insert(key(this), place.clone());
-        Ok(this.spec.fabric.is_some() && this.cluster_uid().is_none())
+        let is_unrecorded = this.spec.fabric.is_some() && this.cluster_uid().is_none();
+        Ok(is_unrecorded.then(|| Arc::clone(this)))
     }
 
     /// Records the uid of the cluster in its `RemoteCluster`.
-    async fn remember(&self, id: &ClusterId, uid: &str) -> Result<(), ApiError> {
+    async fn remember(&self, object: &RemoteCluster, uid: &str) -> Result<(), ApiError> {
         let all = self.home.all::<RemoteCluster>();
-        let patch = json!({"status": {"virtualNode": {"clusterUid": uid}}});
-        let written = all.merge_status(id.as_str(), &patch);
+        // Not onto another object of this name, which was created after this one was deleted.
+        let patch = json!({
+            "metadata": {"uid": object.uid()},
+            "status": {"virtualNode": {"clusterUid": uid}},
+        });
+        let name = object.name_any();
+        let written = all.merge_status(&name, &patch);
         let written = crash::around(Step::FabricNodeRemember, written).await;
         if written.is_err() {
             let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-            known.retain(|(name, _), _| name != id.as_str());
+            known.retain(|(known, _), _| *known != name);
         }
         written.map(drop)
     }

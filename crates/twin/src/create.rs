@@ -14,6 +14,7 @@ use super::{
     TWIN_VOLUME, adopt,
     attributes::{check, mapped},
     claim_copy::remove_copy,
+    earlier_data,
     finalizer::remove_finalizer,
     moves::is_of_move,
     not_taken::{record_refusal, rejected},
@@ -35,6 +36,9 @@ use crate::{
     topology::Segments,
     volume::mark,
 };
+
+/// Reason of the event that a twin has a PV which was not provisioned for it.
+pub const EXISTING_VOLUME: &str = "TwinOnExistingVolume";
 
 /// Creates the volume, or continues to.
 pub async fn create(
@@ -151,6 +155,7 @@ async fn take_step(
         }
         CreateStep::HandOver => {
             if hand_over(site, observation).await? {
+                warn_of_earlier_data(site, events, observation).await;
                 Progress::Done(provisioned(site, request, observation))
             } else {
                 Progress::Again
@@ -300,6 +305,20 @@ async fn hand_over(site: &Site, observation: &Observation) -> Result<bool, Creat
     let marked = crash::around(Step::HandOver, site.twins().merge(&twin.name_any(), &patch)).await;
     let marked = unless_conflict(marked)?;
     Ok(marked.is_some_and(|twin| twin.metadata.deletion_timestamp.is_none()))
+}
+
+/// Emits an event if the twin at home got a PV that was not provisioned for it. The controller checks those in remote
+/// clusters, where a twin may be bound only later.
+async fn warn_of_earlier_data(site: &Site, events: &Events, observation: &Observation) {
+    let (Some(real), Some(claim), None) = (&observation.volume, &observation.claim, site.remote_cluster())
+    else {
+        return;
+    };
+    if let Some(note) = earlier_data(site, real) {
+        events
+            .warn(&reading::claim_mark(claim), EXISTING_VOLUME, &note)
+            .await;
+    }
 }
 
 /// Applies the user's reclaim policy Retain; without the right to do so, emits an event.

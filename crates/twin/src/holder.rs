@@ -6,13 +6,19 @@ use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::ResourceExt;
 use serde_json::json;
 
-use super::Site;
+use super::{Site, reclaim_policy};
 use crate::{
-    cluster::{ApiError, unless_conflict},
+    cluster::{ApiError, facts, unless_conflict},
     observe::crash::{self, Step},
-    placement::recovery::{Holder, HolderFacts, holder as holder_by},
+    placement::{
+        NO_PROVISIONER,
+        recovery::{Holder, HolderFacts, holder as holder_by},
+    },
     volume::{Epoch, VolumeName, mark},
 };
+
+/// Annotation of a PV with its provisioner.
+const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
 
 /// Whether a PV at the site holds the data of the volume. `remembered` is the PV that the virtual PV
 /// records.
@@ -31,6 +37,34 @@ pub fn holder(site: &Site, volume: &VolumeName, remembered: Option<&str>, real: 
             .map(|marked| *marked == data_of(site, volume)),
         remembered: remembered.map(|name| name == real.name_any()),
     })
+}
+
+/// Why the PV of a twin may contain data that its claim has not written, if so: it was not provisioned for the twin,
+/// Kubernetes chose it among the available ones. Classes without a provisioner have no other PVs.
+#[must_use]
+pub fn earlier_data(site: &Site, real: &PersistentVolume) -> Option<String> {
+    let annotations = real.annotations();
+    // In-tree provisioners set the mark of a choice also on what they provision.
+    let is_in_tree = |by: &String| by.starts_with("kubernetes.io/");
+    let class = real.spec.as_ref()?.storage_class_name.as_ref();
+    let class = class.and_then(|name| site.cluster().views().classes.get(name));
+    if !annotations.contains_key(facts::BOUND_BY_CONTROLLER)
+        || annotations.get(PROVISIONED_BY).is_some_and(is_in_tree)
+        || class.is_some_and(|class| class.provisioner == NO_PROVISIONER)
+    {
+        return None;
+    }
+    let there = site.remote_cluster().map_or_else(String::new, |_| {
+        format!(" in the cluster {}", site.cluster_name())
+    });
+    Some(format!(
+        "the twin {}{there} is bound to the PersistentVolume {name}, which existed before and may contain data: Kubernetes gives a \
+         claim any available PersistentVolume that fits. If this claim is deleted, the reclaim policy of {name} ({policy}) decides \
+         what happens to that data. For another volume, set that policy to Retain, delete this claim and create it again",
+        site.place(),
+        name = real.name_any(),
+        policy = reclaim_policy(real),
+    ))
 }
 
 /// The value of the mark on the PV of a volume. A PV of an earlier epoch holds older data.

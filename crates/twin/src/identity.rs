@@ -1,19 +1,19 @@
 //! Whether a remote cluster is the one that it was before: another one may answer at its address, and lacks all twins.
+//! This is read live, because the connection checks it only about once a minute.
 
 use super::Site;
 use crate::{
     api::remote_cluster::RemoteCluster,
-    cluster::{ApiError, Cause},
+    cluster::{ApiError, Cause, short},
 };
 
-/// Why what the cluster of a twin lacks may exist nevertheless: it is another cluster than the one that the fabric has
-/// recorded in its `RemoteCluster`. `None` also if none is recorded, or the uid there may not be read.
+/// Why what the cluster of a twin lacks may exist nevertheless: it is another cluster than the one that is recorded in
+/// its `RemoteCluster`. `None` also if none is recorded, or the uid there may not be read.
 pub async fn other_cluster(site: &Site) -> Result<Option<String>, ApiError> {
-    let id = site.cluster().id();
-    if site.remote_cluster().is_none() {
+    let Some(remote) = site.remote_cluster() else {
         return Ok(None);
-    }
-    let recorded = match site.home().all::<RemoteCluster>().get(id.as_str()).await {
+    };
+    let recorded = match site.home().all::<RemoteCluster>().get(remote.id.as_str()).await {
         // The kind is not installed.
         Err(error) if matches!(error.cause, Cause::NotFound(_)) => None,
         found => found?,
@@ -25,11 +25,5 @@ pub async fn other_cluster(site: &Site) -> Result<Option<String>, ApiError> {
         Err(error) if error.is_forbidden() => return Ok(None),
         found => found?.unwrap_or_default(),
     };
-    Ok((now != before).then(|| {
-        format!(
-            "the kubeconfig of {id} leads to another cluster than before (its namespace kube-system has the uid {now:?}), which \
-             does not have what was created in {id}. Give the RemoteCluster the kubeconfig of that one or, if it is gone for good, \
-             run liqo-csi disconnect {id} --local-only --the-cluster-is-gone"
-        )
-    }))
+    Ok((now != before).then(|| remote.another_cluster(&short(&now))))
 }

@@ -60,6 +60,7 @@ pub(super) async fn find_source(
     observation: &Observation,
 ) -> Result<Option<Source>, CreateError> {
     let Some(asked) = &request.spec.source else {
+        check_passed_on(observation.claim.as_ref())?;
         return Ok(None);
     };
     let name = name(asked, observation.claim.as_ref());
@@ -95,6 +96,22 @@ pub(super) async fn find_source(
         }));
     }
     Ok(Some(Source { name, place }))
+}
+
+/// Refuses a claim with a source in another namespace: csi-provisioner passes that on only with the alpha feature
+/// `CrossNamespaceVolumeDataSource`, and requests an empty volume without it.
+fn check_passed_on(claim: Option<&PersistentVolumeClaim>) -> Result<(), SourceRefusal> {
+    let spec = claim.and_then(|claim| claim.spec.as_ref());
+    let Some(source) = spec.and_then(|spec| spec.data_source_ref.as_ref()) else {
+        return Ok(());
+    };
+    match &source.namespace {
+        Some(namespace) if !namespace.is_empty() => Err(SourceRefusal::NotPassedOn {
+            source_name: format!("{} {}", source.kind, source.name),
+            namespace: namespace.clone(),
+        }),
+        _ => Ok(()),
+    }
 }
 
 /// The name of a source for messages: the one that the claim uses.

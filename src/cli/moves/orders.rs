@@ -49,7 +49,10 @@ pub(super) async fn give(place: &Place, name: &str, order: Order) -> Outcome {
     if let Some(why) = order.too_late(&of) {
         return Err(format!("{}/{name}: {why}", place.namespace).into());
     }
-    place.moves.merge(name, &order.patch()).await?;
+    // Not onto another VolumeMove that has the name since.
+    let mut patch = order.patch();
+    patch["metadata"]["uid"] = json!(of.metadata.uid);
+    place.moves.merge(name, &patch).await?;
     Ok(())
 }
 
@@ -62,10 +65,8 @@ pub(super) async fn recover(place: &Place, name: &str, accepts: bool) -> Outcome
     if !accepts {
         return Err("nothing was changed: add --accept-loss to recover the source".into());
     }
-    place
-        .moves
-        .merge(name, &json!({"spec": {"recoverSource": true}}))
-        .await?;
+    let patch = json!({"metadata": {"uid": of.metadata.uid}, "spec": {"recoverSource": true}});
+    place.moves.merge(name, &patch).await?;
     Ok(())
 }
 

@@ -93,6 +93,7 @@ impl Coded for SourceRefusal {
             | Self::NotCsi { .. }
             | Self::OtherDriver { .. }
             | Self::OtherMode { .. } => Code::FailedPrecondition,
+            Self::NotPassedOn { .. } => Code::InvalidArgument,
         }
     }
 }
@@ -155,6 +156,10 @@ mod tests {
             content: text(),
         };
         let not_csi = || SourceRefusal::NotCsi { source_name: text() };
+        let not_passed_on = SourceRefusal::NotPassedOn {
+            source_name: text(),
+            namespace: text(),
+        };
         let unknown = || SnapshotSiteError::Unknown(text());
         let table = [
             (SnapshotIdError::Foreign(text()).code(), Code::NotFound),
@@ -189,6 +194,7 @@ mod tests {
             (code(SnapshotReadError::Site(unknown())), Code::Unavailable),
             (code(SnapshotReadError::Api(api())), Code::Unavailable),
             (code(CreateError::Source(not_csi())), Code::FailedPrecondition),
+            (code(CreateError::Source(not_passed_on)), Code::InvalidArgument),
             (code(CreateError::NoSource(text())), Code::NotFound),
             (code(CreateError::SourceUnknown(text())), Code::Unavailable),
         ];

@@ -383,7 +383,7 @@ impl RemoteCluster {
         makes_it.then(|| fabric.node_name.clone().unwrap_or_else(|| self.name_any()))
     }
 
-    /// The uid of the cluster, which the fabric has recorded.
+    /// The uid of the cluster, once it is recorded: by the fabric if that serves it, otherwise by the controller.
     #[must_use]
     pub fn cluster_uid(&self) -> Option<&str> {
         let node = self.status.as_ref()?.virtual_node.as_ref()?;

@@ -194,6 +194,11 @@ impl Keeper {
         let declared: Vec<_> = declared
             .into_iter()
             .map(|(one, _)| with_settings(one, &mut adjustments, is_unread))
+            .map(|(declared, closed)| {
+                let object = self.context.remote_clusters.get(declared.id.as_str());
+                let uid = object.and_then(|it| it.cluster_uid().map(str::to_owned));
+                (Declared { uid, ..declared }, closed)
+            })
             .collect();
         if changed || news || declared != self.declared {
             let remotes = declared.iter().filter_map(|(declared, closed)| {
@@ -534,7 +539,10 @@ mod tests {
         api.put("/apis", json!({"groups": [{"name": NATIVE, "versions": []}]}));
         api.put(
             "/apis/storage.liqo.io/v1alpha1/remoteclusters/milan",
-            json!({"spec": {"kubeconfigSecretRef": {"name": "remote-milan"}, "fabric": {}}}),
+            json!({
+                "spec": {"kubeconfigSecretRef": {"name": "remote-milan"}, "fabric": {}},
+                "status": {"virtualNode": {"clusterUid": "recorded"}},
+            }),
         );
         let of = |text: &str| json!({"kubeconfig": ByteString(text.as_bytes().to_vec())});
         let written = kubeconfig("a", 1000);
@@ -563,6 +571,7 @@ mod tests {
             time::timeout(Duration::from_secs(20), wait).await.unwrap()
         };
         assert_eq!(until(1000).await, fingerprint(written.as_bytes()));
+        assert_eq!(registry.get(&id).unwrap().uid.as_deref(), Some("recorded"));
 
         let bytes = |text: &str| ByteString(text.as_bytes().to_vec());
         let renewed = BTreeMap::from([

@@ -127,6 +127,7 @@ fn declaration(member: &Member, allowed: Allowed) -> Option<ClusterDeclaration> 
             policy: BindingPolicy::default(),
             protect: true,
             shadow_pods_of: None,
+            uid: None,
         },
         leaving: false,
         credentials,

@@ -19,6 +19,7 @@ use super::registry::TwinChanges;
 use crate::{
     cluster::{Calls, Cause, Cluster, Rights, plain, remote_client, short},
     fleet::kubeconfig::{Allowed, vet},
+    offload::is_uid,
     volume::ClusterId,
 };
 
@@ -73,6 +74,8 @@ enum ProbeError {
 pub struct Connected {
     pub cluster: Cluster,
     pub version: String,
+    /// The uid of its namespace kube-system; `None` if the driver may not read it.
+    pub uid: Option<String>,
     /// The vetted kubeconfig.
     pub kubeconfig: Option<SecretString>,
 }
@@ -223,13 +226,22 @@ impl Prober {
             .borrow()
             .connected()
             .map(|connected| connected.cluster.rights());
-        let rights = Rights::review_all(&connect(Rights::default()), before)
+        let asked = connect(Rights::default());
+        let rights = Rights::review_all(&asked, before)
             .await
             .map_err(|error| ProbeError::Lost(Cause::Unavailable(error.to_string())))?;
+        let uid = match asked.uid().await {
+            Err(error) if !error.is_transient() => None,
+            // It becomes part of an object of the home cluster.
+            found => found
+                .map_err(|error| ProbeError::Lost(error.cause))?
+                .filter(|uid| is_uid(uid)),
+        };
         if let Some(connected) = self.link.borrow().connected()
             && answered > 0
             && connected.cluster.rights() == rights
             && connected.version == version
+            && connected.uid == uid
         {
             return Ok(());
         }
@@ -240,6 +252,7 @@ impl Prober {
         self.set_link(Link::Up(Arc::new(Connected {
             cluster,
             version,
+            uid,
             kubeconfig,
         })));
         Ok(())
@@ -329,9 +342,12 @@ pub(super) async fn config_of(vetted: Kubeconfig) -> Result<Config, String> {
 impl Link {
     /// A connection to the cluster `milan`, which answers.
     pub async fn up(there: &crate::cluster::testing::FakeApi, rights: crate::cluster::Rights) -> Self {
+        let system = there.object("/api/v1/namespaces/kube-system");
+        let uid = system.and_then(|it| it["metadata"]["uid"].as_str().map(str::to_owned));
         Self::Up(Arc::new(Connected {
             cluster: there.remote_cluster("milan", rights).await,
             version: "v1.36.3".into(),
+            uid,
             kubeconfig: Some("{}".into()),
         }))
     }

@@ -304,6 +304,7 @@ fn declaration(node: &VirtualNode, mapping: BTreeMap<String, Mapped>) -> Option<
             policy: BindingPolicy::default(),
             protect: true,
             shadow_pods_of: node.home.clone(),
+            uid: None,
         },
         leaving: false,
         credentials,

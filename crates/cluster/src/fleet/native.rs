@@ -197,6 +197,7 @@ fn object(
             policy,
             protect,
             shadow_pods_of: None,
+            uid: None,
         },
         leaving,
         secret: secret.name,

@@ -124,16 +124,16 @@ impl Remote {
     /// The cluster, if it can be reached.
     pub fn reach(&self) -> Result<Cluster, Unreachable> {
         let cluster = || self.id.clone();
-        match &*self.link.borrow() {
+        match self.link() {
             Link::Up(connected) => Ok(connected.cluster.clone()),
             Link::Connecting(why) => Err(Unreachable::Connecting {
                 cluster: cluster(),
-                why: why.clone(),
+                why,
             }),
             Link::Refused(why) | Link::Disputed(why) => Err(Unreachable::Refused {
                 cluster: cluster(),
                 object: self.object.clone(),
-                why: why.clone(),
+                why,
             }),
             Link::Unreachable(cause) => Err(Unreachable::NoAnswer {
                 cluster: cluster(),
@@ -145,7 +145,7 @@ impl Remote {
     /// The vetted kubeconfig; `None` while the cluster does not answer.
     #[must_use]
     pub fn kubeconfig(&self) -> Option<SecretString> {
-        match &*self.link.borrow() {
+        match self.link() {
             Link::Up(connected) => connected.kubeconfig.clone(),
             Link::Connecting(_) | Link::Unreachable(_) | Link::Refused(_) | Link::Disputed(_) => None,
         }
@@ -183,9 +183,34 @@ impl Remote {
         self.access.as_deref()
     }
 
+    /// The state of the connection. A cluster that is not the recorded one is refused: it lacks all twins, which
+    /// would count as deleted or lost.
     #[must_use]
     pub fn link(&self) -> Link {
-        self.link.borrow().clone()
+        let link = self.link.borrow().clone();
+        if let (Link::Up(connected), Some(recorded)) = (&link, &self.uid)
+            && let Some(uid) = connected.uid.as_ref().filter(|uid| *uid != recorded)
+        {
+            return Link::Refused(self.another_cluster(uid));
+        }
+        link
+    }
+
+    /// Why a cluster with this uid, which is not the recorded one, is not used, and the ways out.
+    #[must_use]
+    pub fn another_cluster(&self, uid: &str) -> String {
+        let (id, object) = (&self.id, &self.object);
+        let way_out = match self.fabric {
+            None => format!(
+                "run liqo-csi disconnect {id} --local-only --the-cluster-is-gone, and connect this one afterwards"
+            ),
+            Some(_) => format!("delete the RemoteCluster {id}, which is then created again for this one"),
+        };
+        format!(
+            "the kubeconfig of {id} leads to another cluster than before (its namespace kube-system has the uid {uid}), which does \
+             not have what was created in {id}, so its answers are ignored. Give {object} the kubeconfig of the one before or, if \
+             that is gone for good, {way_out}"
+        )
     }
 }
 

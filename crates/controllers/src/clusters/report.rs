@@ -45,6 +45,8 @@ pub(super) struct ClusterReport {
     /// The rights that the driver lacks there, and the consequences.
     pub(super) limits: Vec<String>,
     pub(super) credentials: Option<CredentialsStatus>,
+    /// The uid of the cluster, if the driver may read it.
+    pub(super) uid: Option<String>,
 }
 
 /// The state of the connection.
@@ -97,6 +99,7 @@ fn connection(remote: &Remote, nodes: Vec<String>) -> ClusterReport {
         classes: Vec::new(),
         limits: Vec::new(),
         credentials: remote.access().map(credentials),
+        uid: None,
     };
     match remote.link() {
         Link::Connecting(why) => report.message = why,
@@ -111,6 +114,7 @@ fn connection(remote: &Remote, nodes: Vec<String>) -> ClusterReport {
         Link::Up(connected) => {
             report.state = State::Ready;
             report.server_version = Some(connected.version.clone());
+            report.uid.clone_from(&connected.uid);
             let classes = connected.cluster.views().classes.all();
             let names = classes.iter().map(|class| class.name.clone());
             // The API server there is not trusted, and these names go into an object of the home cluster.

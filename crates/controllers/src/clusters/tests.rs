@@ -125,6 +125,85 @@ async fn the_status_shows_the_state_of_the_cluster() {
     assert!(status["lastError"].is_null());
 }
 
+const SYSTEM: &str = "/api/v1/namespaces/kube-system";
+
+#[tokio::test]
+async fn the_uid_of_a_cluster_without_the_fabric_is_recorded_once() {
+    let (api, there) = (world().await, FakeApi::start().await);
+    for (uid, recorded) in [("before", "before"), ("after", "before")] {
+        there.put(SYSTEM, json!({"metadata": {"uid": uid}}));
+        round(&api, &registry(up(&there).await)).await;
+        assert_eq!(status(&api)["virtualNode"]["clusterUid"], recorded);
+    }
+    // The fabric checks first that no other RemoteCluster leads to the same cluster.
+    api.change(OBJECT, |object| {
+        (object["spec"]["fabric"], object["status"]) = (json!({}), json!({}));
+    });
+    round(&api, &registry(up(&there).await)).await;
+    assert!(status(&api)["virtualNode"]["clusterUid"].is_null());
+}
+
+#[tokio::test]
+async fn another_cluster_than_the_recorded_one_is_refused() {
+    let (api, there) = (world().await, FakeApi::start().await);
+    put_volume(&api);
+    there.put(SYSTEM, json!({"metadata": {"uid": "after"}}));
+    for (fabric, way_out) in [
+        (None, "--the-cluster-is-gone"),
+        (Some(&LIQO), "delete the RemoteCluster milan"),
+    ] {
+        let recorded = Declared {
+            uid: Some("before".into()),
+            fabric,
+            ..Declared::plain("milan")
+        };
+        let registry = Registry::fixed([(recorded, up(&there).await)]);
+        let remote = registry.get(&"milan".parse().unwrap()).unwrap();
+        let refused = remote.reach().err().unwrap().to_string();
+        assert!(
+            refused.contains("another cluster than before") && refused.contains(way_out),
+            "{refused}"
+        );
+        assert!(remote.kubeconfig().is_none());
+        if fabric.is_none() {
+            round(&api, &registry).await;
+            assert_eq!(status(&api)["conditions"][0]["reason"], "Refused");
+            assert!(is_held(&api));
+        }
+    }
+    let expected = Declared {
+        uid: Some("after".into()),
+        ..Declared::plain("milan")
+    };
+    let registry = Registry::fixed([(expected, up(&there).await)]);
+    assert!(registry.get(&"milan".parse().unwrap()).unwrap().reach().is_ok());
+}
+
+/// The view shows a `RemoteCluster` that was deleted, and its name belongs to another one.
+#[tokio::test]
+async fn the_status_of_a_deleted_remote_cluster_is_not_written_to_its_successor() {
+    let (api, there) = (world().await, FakeApi::start().await);
+    there.put(SYSTEM, json!({"metadata": {"uid": "before"}}));
+    let (settings, metrics) = (settings(), Metrics::default());
+    let home = api.cluster().await;
+    let watched = Watched::start(&home);
+    watched.complete().await;
+    home.views().remote_clusters.complete().await;
+    let seen = home.views().remote_clusters.get("milan").unwrap();
+    let registry = registry(up(&there).await);
+    let clusters = Clusters::new(&home, &registry, &watched, &settings, &metrics);
+    api.change(OBJECT, |object| object["metadata"]["uid"] = json!("successor"));
+    let remote = registry.get(&"milan".parse().unwrap()).unwrap();
+    let report = report(&home, &remote, &settings);
+    clusters.reconciler.record_uid(&seen, &report).await.unwrap();
+    clusters
+        .reconciler
+        .write(&seen, &RemoteClusterStatus::default())
+        .await
+        .unwrap();
+    assert!(api.object(OBJECT).unwrap()["status"].is_null());
+}
+
 #[tokio::test]
 async fn a_cluster_with_volumes_keeps_its_finalizer_and_names_them() {
     let api = world().await;

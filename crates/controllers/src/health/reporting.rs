@@ -1,10 +1,6 @@
 //! Reports the state of a volume: by events, and by a condition of its claim.
 
-use super::{
-    Health,
-    texts::{describe_twin, misplaced},
-    volume_status::VolumeStatus,
-};
+use super::{Health, texts::describe_twin, volume_status::VolumeStatus};
 use crate::{cluster::ApiError, mirror, twin_condition::TwinCondition};
 
 impl Health<'_> {
@@ -35,13 +31,18 @@ impl Health<'_> {
     }
 
     /// Sets the condition of the claim of a healthy volume.
-    pub(super) async fn show_bound(&self, volume_status: &VolumeStatus) -> Result<(), ApiError> {
+    pub(super) async fn show_bound(
+        &self,
+        volume_status: &VolumeStatus,
+        earlier_data: Option<&str>,
+    ) -> Result<(), ApiError> {
         let Ok(site) = &volume_status.site else {
             return Ok(());
         };
-        let note = match misplaced(site, &volume_status.volume) {
-            Some(why) => format!("it is bound, and {why}"),
-            None => format!("{} is bound", describe_twin(site)),
+        let note = match (&volume_status.misplaced, earlier_data) {
+            (Some(why), _) => format!("it is bound, and {why}"),
+            (None, Some(note)) => note.to_owned(),
+            (None, None) => format!("{} is bound", describe_twin(site)),
         };
         self.update_condition(volume_status, &note).await
     }
@@ -49,11 +50,11 @@ impl Health<'_> {
     /// Emits an event that pods do not find the twin of a healthy volume; or that the volume is healthy again, if it was
     /// reported as unhealthy.
     pub(super) async fn report_healthy(&mut self, volume_status: &VolumeStatus) {
-        let (Ok(site), Some(claim)) = (&volume_status.site, &volume_status.volume.claim) else {
+        let Some(claim) = &volume_status.volume.claim else {
             return;
         };
-        if let Some(why) = misplaced(site, &volume_status.volume) {
-            self.reports.warn(claim, "TwinMisplaced", &why).await;
+        if let Some(why) = &volume_status.misplaced {
+            self.reports.warn(claim, "TwinMisplaced", why).await;
         } else if self.reports.has_report(&claim.uid) {
             let note = "the volume has its twin again";
             self.reports.recovered(claim, "TwinRecovered", note).await;

@@ -1,6 +1,6 @@
 //! Upkeep of healthy volumes, which rarely need any.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use super::{ByNeed, Health, Settled, volume_status::VolumeStatus};
 use crate::{
@@ -13,7 +13,7 @@ use crate::{
     retention,
     rounds::each,
     sync::sync,
-    twin::{Site, add_finalizer, finish_expansion, holder_uid, mark_holder},
+    twin::{EXISTING_VOLUME, Site, add_finalizer, earlier_data, finish_expansion, holder_uid, mark_holder},
     watched::{Claim, VirtualVolume},
 };
 
@@ -28,19 +28,28 @@ impl Health<'_> {
             by_need.healthy.iter().chain(&by_need.waiting),
             async |volume_status| {
                 let maintained = this.maintain(volume_status).await;
-                if let (Ok(Some(now)), Ok(mut settled)) = (&maintained, settled.lock()) {
-                    settled.push((volume_status.volume.name.clone(), now.clone()));
+                let now = maintained.as_ref().ok().and_then(Option::as_ref);
+                if let (Some(now), Ok(mut settled)) = (now, settled.lock()) {
+                    settled.push((Arc::clone(&volume_status.volume), now.clone()));
                 }
+                let earlier_data = now.and_then(|now| now.earlier_data.clone());
                 let mut done = maintained.map(|_| ());
                 if volume_status.diagnosis == Diagnosis::Bound {
                     // The condition is updated even if the upkeep failed.
-                    done = done.and(this.show_bound(volume_status).await);
+                    done = done.and(this.show_bound(volume_status, earlier_data.as_deref()).await);
                 }
                 volume_status.tolerate(done)
             },
         )
         .await;
-        self.settled.extend(settled.into_inner().unwrap_or_default());
+        for (volume, now) in settled.into_inner().unwrap_or_default() {
+            let before = self.settled.insert(volume.name.clone(), now.clone());
+            if let (Some(note), Some(claim)) = (&now.earlier_data, &volume.claim)
+                && before.as_ref() != Some(&now)
+            {
+                self.reports.note(claim, EXISTING_VOLUME, note).await;
+            }
+        }
         maintained
     }
 
@@ -85,12 +94,12 @@ impl Health<'_> {
             }
             return Ok(());
         }
-        if must_be_raised(claim.size, volume.bytes, twin.size) {
-            return mirror::capacity(self.home, volume, twin.size.capacity).await;
-        }
         let Some(mark) = &volume.claim else {
             return Ok(());
         };
+        if must_be_raised(claim.size, volume.bytes, twin.size) {
+            return mirror::capacity(self.home, volume, mark, twin.size).await;
+        }
         match claim_update(claim.size, twin.size) {
             Some(ClaimUpdate::Grown(_)) => mirror::growth(self.home, mark, twin.size).await,
             Some(ClaimUpdate::NodeInfeasible) => mirror::node_refusal(site, mark).await,
@@ -109,10 +118,12 @@ impl Health<'_> {
             return Ok(None);
         }
         if site.remote_cluster().is_some() {
-            let wanted = (twin.uid.clone(), volume.retain);
-            let settled = self.settled.get(&volume.name) == Some(&wanted)
-                || Box::pin(self.check_remote_pv(site, volume, twin)).await?;
-            return Ok(settled.then_some(wanted));
+            let known = self.settled.get(&volume.name);
+            let is_known = |it: &&Settled| it.twin == twin.uid && it.retain == volume.retain;
+            return match known.filter(is_known) {
+                Some(known) => Ok(Some(known.clone())),
+                None => Box::pin(self.check_remote_pv(site, volume, twin)).await,
+            };
         }
         let real = twin
             .real_volume
@@ -148,29 +159,34 @@ impl Health<'_> {
         Ok(None)
     }
 
-    /// Checks the PV of a remote twin once it is bound, because PVs there are not watched. False if it
+    /// Checks the PV of a remote twin once it is bound, because PVs there are not watched. `None` if it
     /// has to be checked again.
     async fn check_remote_pv(
         &self,
         site: &Site,
         volume: &VirtualVolume,
         twin: &Twin,
-    ) -> Result<bool, ApiError> {
+    ) -> Result<Option<Settled>, ApiError> {
         let (Some(name), true) = (&twin.real_volume, site.cluster().rights().volume_changes) else {
             // The right may be granted later.
-            return Ok(false);
+            return Ok(None);
         };
         for _ in 0..ATTEMPTS {
             let found = site.volumes().get(name).await?;
             let Some(real) = found.filter(|real| holder_uid(real) == Some(twin.uid.as_str())) else {
-                return Ok(false);
+                return Ok(None);
             };
+            let earlier_data = earlier_data(site, &real);
             if mark_holder(site, &volume.volume, real).await?.is_some()
                 && Box::pin(retention::follow(site, volume, name)).await?
             {
-                return Ok(true);
+                return Ok(Some(Settled {
+                    twin: twin.uid.clone(),
+                    retain: volume.retain,
+                    earlier_data,
+                }));
             }
         }
-        Ok(false)
+        Ok(None)
     }
 }

@@ -18,6 +18,8 @@ pub(super) struct VolumeStatus {
     pub(super) site: Result<Site, String>,
     pub(super) twin: Option<Arc<Twin>>,
     pub(super) diagnosis: Diagnosis,
+    /// Why pods with its claim do not find the twin, if it is healthy.
+    pub(super) misplaced: Option<String>,
     /// Whether the state of the twin is too old to be trusted.
     pub(super) is_outdated: bool,
 }

@@ -173,7 +173,7 @@ impl<'a> NodeKeeper<'a> {
         };
         // If the status cannot be written, the rest is written all the same.
         let written = self.write_status(&node, &status).await;
-        self.remember(&kept, &now).await?;
+        self.remember(object, &kept, &now).await?;
         self.write_marks(&node, &marks).await?;
         written
     }
@@ -231,7 +231,12 @@ impl<'a> NodeKeeper<'a> {
 
     /// Records in the `RemoteCluster` what other clients have set on the node, and the labels of
     /// the cluster, so that they survive the deletion of the node.
-    async fn remember(&self, kept: &VirtualNodeStatus, now: &VirtualNodeStatus) -> Result<(), ApiError> {
+    async fn remember(
+        &self,
+        object: &RemoteCluster,
+        kept: &VirtualNodeStatus,
+        now: &VirtualNodeStatus,
+    ) -> Result<(), ApiError> {
         if kept == now || self.was_dropped(kept, now) {
             return Ok(());
         }
@@ -240,6 +245,8 @@ impl<'a> NodeKeeper<'a> {
             (patch_status.as_object_mut(), serde_json::to_value(now))
         {
             patch_status.extend(fields);
+            // Recorded before the node is created.
+            patch_status.remove("clusterUid");
         }
         // A merge patch removes a label only with an explicit null.
         for (field, before, now) in [
@@ -251,9 +258,11 @@ impl<'a> NodeKeeper<'a> {
             }
         }
         let all = self.places.home.all::<RemoteCluster>();
-        let patch = json!({"status": {"virtualNode": patch_status}});
+        // Not onto another object of this name, which was created after this one was deleted.
+        let patch = json!({"metadata": {"uid": object.uid()}, "status": {"virtualNode": patch_status}});
         let written = all.merge_status(self.cluster.as_str(), &patch);
-        let Some(object) = crash::around(Step::FabricNodeRemember, written).await? else {
+        let written = unless_conflict(crash::around(Step::FabricNodeRemember, written).await);
+        let Some(object) = written? else {
             return Ok(());
         };
         // Helm does not upgrade CRDs, and the API server drops fields that they lack.

@@ -15,7 +15,8 @@ pub enum Level {
 
 const CLAIMS_EVERYWHERE: &str =
     "create, change and delete any claim, and create and delete any snapshot, in every namespace";
-const CLUSTER: &str = "read classes, nodes and capacity, and set the reclaim policy and the claim of volumes";
+const CLUSTER: &str = "read classes, nodes, capacity and the namespace kube-system, and set the reclaim policy and the claim \
+                       of volumes";
 const RENEW: &str = "request a new token for itself, bound to the Secret liqo-csi-session";
 const OUTLIVE: &str = "request a token that outlives that Secret";
 

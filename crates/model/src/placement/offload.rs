@@ -171,6 +171,8 @@ pub struct Declared {
     /// The name of the home cluster in Liqo's remote cluster. There the identity may not create pods, but
     /// `ShadowPod`s, which must contain this name. `None` where pods are created directly.
     pub shadow_pods_of: Option<String>,
+    /// The uid of its namespace kube-system, once its `RemoteCluster` records it.
+    pub uid: Option<String>,
 }
 
 /// Settings of an administrator for a cluster, independent of what declared it.
@@ -255,6 +257,7 @@ impl Declared {
             policy: BindingPolicy::Optimistic,
             protect: true,
             shadow_pods_of: None,
+            uid: None,
         }
     }
 

@@ -44,6 +44,12 @@ pub enum SourceRefusal {
         class: String,
         provisioner: String,
     },
+    /// The claim names a source that the request lacks.
+    #[error(
+        "the claim has the source {source_name} of the namespace {namespace} (spec.dataSourceRef.namespace), which csi-provisioner did not pass \
+         on: the volume would be empty. Copy a source of the claim's own namespace"
+    )]
+    NotPassedOn { source_name: String, namespace: String },
     #[error(
         "{source_name} is of a volume with the mode {found}, and {wanted} is requested: that needs the annotation snapshot.storage.kubernetes.io/allow-volume-mode-change=true on its VolumeSnapshotContent"
     )]

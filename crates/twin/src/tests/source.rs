@@ -103,6 +103,22 @@ async fn a_volume_is_cloned_by_its_driver() {
     assert_eq!(world.twin().unwrap()["spec"]["dataSource"], source);
 }
 
+/// Without its alpha feature csi-provisioner passes no such source on.
+#[tokio::test]
+async fn a_source_in_another_namespace_is_not_replaced_by_an_empty_volume() {
+    let world = World::new(Real::Works).await;
+    world.api.change(CLAIM, |claim| {
+        claim["spec"]["dataSourceRef"] = json!({
+            "apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": "backup", "namespace": "other",
+        });
+    });
+    assert!(matches!(
+        refused(world.create().await),
+        SourceRefusal::NotPassedOn { namespace, .. } if namespace == "other"
+    ));
+    assert!(world.twin().is_none());
+}
+
 #[tokio::test]
 async fn a_driver_that_would_ignore_the_source_is_not_used() {
     let world = with_snapshot("other.test").await;

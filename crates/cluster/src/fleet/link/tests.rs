@@ -115,6 +115,7 @@ async fn a_change_in_a_namespace_that_is_watched_by_itself_is_passed_on() {
     let connected = Connected {
         cluster: cluster.clone(),
         version: "1".into(),
+        uid: None,
         kubeconfig: None,
     };
     prober.set_link(Link::Up(Arc::new(connected)));

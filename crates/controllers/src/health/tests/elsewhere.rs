@@ -296,6 +296,40 @@ async fn a_twin_is_recreated_only_on_its_own_volume() {
     }
 }
 
+/// Kubernetes gives a twin any available PV of its class, with whatever it contains.
+#[tokio::test]
+async fn a_twin_on_a_volume_that_existed_before_is_reported_once() {
+    for (provisioner, expected) in [
+        ("real.example", vec!["TwinOnExistingVolume"]),
+        // Its PVs are all created by others.
+        ("kubernetes.io/no-provisioner", vec![]),
+    ] {
+        let mut both = Both::start().await;
+        both.there.put(
+            "/apis/storage.k8s.io/v1/storageclasses/fast",
+            json!({"provisioner": provisioner}),
+        );
+        waiting_there(&both.home, &both.there, 0);
+        bound_there(&both.there, 0, "old");
+        both.there.change(&format!("{REALS}/old"), |real| {
+            real["metadata"]["annotations"] = json!({"pv.kubernetes.io/bound-by-controller": "yes"});
+        });
+        for _ in 0..3 {
+            both.round().await.unwrap();
+        }
+        assert_eq!(both.told(), expected);
+        let is_shown = both
+            .message(0)
+            .contains("the PersistentVolume old, which existed before");
+        assert_eq!(is_shown, !expected.is_empty(), "{}", both.message(0));
+        assert_eq!(both.condition(0).0, "True");
+        assert_eq!(
+            both.real("old")["spec"]["persistentVolumeReclaimPolicy"],
+            "Delete"
+        );
+    }
+}
+
 #[tokio::test]
 async fn what_another_cluster_lacks_is_not_lost() {
     let mut both = Both::start().await;

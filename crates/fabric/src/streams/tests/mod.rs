@@ -241,6 +241,7 @@ async fn registry(there: &FakeApi, remote: &Remote) -> Registry {
     let link = Link::Up(Arc::new(Connected {
         cluster: up.cluster.clone(),
         version: up.version.clone(),
+        uid: up.uid.clone(),
         kubeconfig: Some(kubeconfig.to_string().into()),
     }));
     let declared = Declared {

@@ -19,27 +19,36 @@ async fn a_volume_is_deleted_with_its_data() {
 #[tokio::test]
 async fn what_another_cluster_lacks_is_not_deleted() {
     const SYSTEM: &str = "/api/v1/namespaces/kube-system";
-    let world = World::new().await;
-    let made = world.create().await.unwrap();
-    world.bind().await;
-    world.remember(made);
-    world.home_api.put(
-        "/apis/storage.liqo.io/v1alpha1/remoteclusters/milan",
-        json!({
-            "spec": {"kubeconfigSecretRef": {"name": "milan"}, "fabric": {}},
+    for by in [
+        json!({"fabric": {}}),
+        json!({"nodeSelector": {"matchLabels": {"to": "milan"}}}),
+    ] {
+        let world = World::new().await;
+        let made = world.create().await.unwrap();
+        world.bind().await;
+        world.remember(made);
+        let mut object = json!({
+            "spec": {"kubeconfigSecretRef": {"name": "milan"}},
             "status": {"virtualNode": {"clusterUid": "before"}},
-        }),
-    );
-    world.there.remove(TWIN);
-    world.there.remove("/api/v1/persistentvolumes/pv");
-    world.there.put(SYSTEM, json!({"metadata": {"uid": "after"}}));
-    let outcome = world.delete().await;
-    assert!(
-        matches!(&outcome, Err(DeleteError::Unknown(why)) if why.contains("another cluster than before")),
-        "{outcome:?}"
-    );
-    world.there.put(SYSTEM, json!({"metadata": {"uid": "before"}}));
-    world.delete().await.unwrap();
+        });
+        object["spec"]
+            .as_object_mut()
+            .unwrap()
+            .extend(by.as_object().unwrap().clone());
+        world
+            .home_api
+            .put("/apis/storage.liqo.io/v1alpha1/remoteclusters/milan", object);
+        world.there.remove(TWIN);
+        world.there.remove("/api/v1/persistentvolumes/pv");
+        world.there.put(SYSTEM, json!({"metadata": {"uid": "after"}}));
+        let outcome = world.delete().await;
+        assert!(
+            matches!(&outcome, Err(DeleteError::Unknown(why)) if why.contains("another cluster than before")),
+            "{outcome:?}"
+        );
+        world.there.put(SYSTEM, json!({"metadata": {"uid": "before"}}));
+        world.delete().await.unwrap();
+    }
 }
 
 /// `CreateVolume` succeeded before the twin was bound, so the virtual PV does not name the twin's PV.
