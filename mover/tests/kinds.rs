@@ -532,6 +532,20 @@ fn lost_and_found_with_content_is_copied_and_an_empty_one_is_not() {
     }
 }
 
+/// As on a class whose volumes are directories.
+#[test]
+fn an_empty_lost_and_found_that_a_user_made_is_copied() {
+    let pair = Pair::new();
+    let (own, copy) = (pair.source.join("lost+found"), pair.target.join("lost+found"));
+    fs::create_dir(&own).unwrap();
+    fs::set_permissions(&own, fs::Permissions::from_mode(0o750)).unwrap();
+    for _ in 0..2 {
+        pair.last_pass();
+        assert_eq!(fs::metadata(&copy).unwrap().mode() & 0o7777, 0o750);
+    }
+    pair.assert_verified(Scope::All);
+}
+
 /// An ext4 file system that debugfs has changed, and a pair of which it is the source.
 fn debugged(request: &str) -> (Image, Pair) {
     let image = Image::new(&["mkfs.ext4", "-q"], 64);
