@@ -30,7 +30,7 @@ use crate::{
     path::{Name, TreePath},
     piece::{CHUNK, FETCH_CHUNKS, chunks_of},
     present::{Present, unlink},
-    read::hash_own,
+    read::hash_data,
     scan::{is_journal, refuse_journal},
     session::{ControlLane, SessionStatus},
     tree::{At, Tree, file_type, inode_of, read_link, type_of},
@@ -585,8 +585,8 @@ impl Planner<'_> {
             KnownContent::OnDisk(file) => {
                 let failed = |errno| Error::tree("reading", path)(errno);
                 let size = At::Fd(file.as_fd()).status().map_err(failed)?.stx_size;
-                let hashes = hash_own(file, size, first, count, &mut self.walk.buffer).map_err(failed)?;
-                hashes.into_iter().map(Some).collect()
+                // Zeros that the source has written are sent again: a file that was cut off here is all holes.
+                hash_data(file, size, first, count, &mut self.walk.buffer).map_err(failed)?
             }
         };
         claims.resize(count, None);

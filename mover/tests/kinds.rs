@@ -546,6 +546,23 @@ fn an_empty_lost_and_found_that_a_user_made_is_copied() {
     pair.assert_verified(Scope::All);
 }
 
+/// As after a pass that was cut off when it had created the files.
+#[test]
+fn zeros_stay_zeros_and_holes_stay_holes_where_the_target_has_holes() {
+    let pair = Pair::new();
+    for name in ["zeros", "holes"] {
+        for root in [&pair.source, &pair.target] {
+            let file = fs::File::create(root.join(name)).unwrap();
+            file.set_len(2 << 20).unwrap();
+        }
+    }
+    fs::write(pair.source.join("zeros"), vec![0; 2 << 20]).unwrap();
+    pair.last_pass();
+    let blocks = |name: &str| fs::metadata(pair.target.join(name)).unwrap().blocks();
+    assert!(blocks("zeros") * 512 >= 2 << 20);
+    assert!(blocks("holes") <= 16);
+}
+
 /// An ext4 file system that debugfs has changed, and a pair of which it is the source.
 fn debugged(request: &str) -> (Image, Pair) {
     let image = Image::new(&["mkfs.ext4", "-q"], 64);
