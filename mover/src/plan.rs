@@ -87,6 +87,8 @@ pub(crate) struct Totals {
     pub(crate) bytes: u64,
     pub(crate) fetched_files: u64,
     pub(crate) deleted: u64,
+    /// Names and directories that are not as in the journal.
+    pub(crate) changed: u64,
     /// For all directories, including those that are unchanged since the last pass.
     pub(crate) losses: Losses,
 }
@@ -148,6 +150,9 @@ impl Planner<'_> {
             ));
         }
         let old = self.old.seek(path)?;
+        let was = self.old.directory.as_ref().filter(|_| old).map(|(_, was)| was);
+        let is_same = was.is_some_and(|was| !self.stamps_count || *was == own);
+        self.totals.changed += u64::from(!is_same);
         self.changes.directory(path).map_err(Error::Journal)?;
         let present = Present::open(self.tree, path).map_err(Error::tree("opening directory", path))?;
         let line = Line::Directory {
@@ -217,6 +222,10 @@ impl Planner<'_> {
         } else {
             None
         };
+        let is_same = old.as_ref().is_some_and(|Record { entry: was, .. }| {
+            *was == entry || (!self.stamps_count && was.inode.kind == entry.inode.kind)
+        });
+        self.totals.changed += u64::from(!is_same);
         let present = self.present_until(&mut current, Some(&entry.name))?;
         current.last = Some(entry.name.clone());
         self.decide(&current, entry, old, present)?;

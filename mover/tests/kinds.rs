@@ -546,6 +546,24 @@ fn an_empty_lost_and_found_that_a_user_made_is_copied() {
     pair.assert_verified(Scope::All);
 }
 
+/// A pass without changes proves that the one before it missed no name that was moved while it listed.
+#[test]
+fn changes_since_the_pass_before_are_counted() {
+    let pair = Pair::new();
+    fill(&pair.source);
+    let at = |path: &str| pair.source.join(path);
+    assert!(pair.last_pass().changed > 0);
+    assert_eq!(pair.last_pass().changed, 0);
+    fs::rename(at("etc/empty"), at("etc/deep/empty")).unwrap();
+    // Both directories, the new name, and the old one.
+    assert_eq!(pair.last_pass().changed, 4);
+    fs::write(at("etc/exactly-one"), "less").unwrap();
+    assert_eq!(pair.last_pass().changed, 1);
+    fs::set_permissions(at("etc/deep"), fs::Permissions::from_mode(0o700)).unwrap();
+    assert_eq!(pair.last_pass().changed, 1);
+    assert_eq!(pair.last_pass().changed, 0);
+}
+
 /// As after a pass that was cut off when it had created the files.
 #[test]
 fn zeros_stay_zeros_and_holes_stay_holes_where_the_target_has_holes() {
