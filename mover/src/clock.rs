@@ -10,11 +10,15 @@ use rustix::{
     time::{ClockId, clock_getres, clock_gettime},
 };
 
-use crate::{entry::Time, message::ClockReading, tree::BTRFS};
+use crate::{
+    entry::Time,
+    message::ClockReading,
+    tree::{BTRFS, EXT},
+};
 
 /// File systems that notice every write to a page after its write-back, and take their times from this
 /// machine's clock: ext2 to ext4, XFS, Btrfs.
-const LOCAL: [i64; 3] = [0xEF53, 0x5846_5342, BTRFS];
+const LOCAL: [i64; 3] = [EXT, 0x5846_5342, BTRFS];
 /// How long one `write()` may take. It sets the ctime when it begins, and its last bytes may be written long
 /// after that: one call writes up to 2 GiB, for which a disk with 10 MB/s needs 205 seconds. A file that was
 /// read meanwhile has the same stamps afterwards and different content. So stamps count only for files whose

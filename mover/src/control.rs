@@ -92,6 +92,9 @@ pub struct Passed {
     pub received_bytes: u64,
     /// Names that were deleted on the target.
     pub deleted: u64,
+    /// Names and directories that the pass before found in another state, or not at all; zero for a device.
+    #[serde(default)]
+    pub changed: u64,
     /// Files that changed while they were read, or were deleted meanwhile.
     pub unsteady: u64,
     /// Whether the source itself has dialled, not a client that forwards a port.
@@ -257,6 +260,7 @@ impl From<PassReport> for Passed {
             compared_files: report.compared_files,
             received_bytes: report.received_bytes,
             deleted: report.deleted,
+            changed: report.changed,
             unsteady: report.unsteady,
             direct: report.direct,
             losses: lost.collect(),
@@ -275,6 +279,7 @@ impl From<BlockReport> for Passed {
             compared_files: 0,
             received_bytes: report.received_bytes,
             deleted: 0,
+            changed: 0,
             unsteady: 0,
             direct: report.direct,
             losses: Vec::new(),

@@ -30,7 +30,7 @@ use crate::{
     path::{Name, TreePath},
     piece::{CHUNK, FETCH_CHUNKS, chunks_of},
     present::{Present, unlink},
-    read::hash_own,
+    read::hash_data,
     scan::{is_journal, refuse_journal},
     session::{ControlLane, SessionStatus},
     tree::{At, Tree, file_type, inode_of, read_link, type_of},
@@ -87,6 +87,8 @@ pub(crate) struct Totals {
     pub(crate) bytes: u64,
     pub(crate) fetched_files: u64,
     pub(crate) deleted: u64,
+    /// Names and directories that are not as in the journal.
+    pub(crate) changed: u64,
     /// For all directories, including those that are unchanged since the last pass.
     pub(crate) losses: Losses,
 }
@@ -148,6 +150,9 @@ impl Planner<'_> {
             ));
         }
         let old = self.old.seek(path)?;
+        let was = self.old.directory.as_ref().filter(|_| old).map(|(_, was)| was);
+        let is_same = was.is_some_and(|was| !self.stamps_count || *was == own);
+        self.totals.changed += u64::from(!is_same);
         self.changes.directory(path).map_err(Error::Journal)?;
         let present = Present::open(self.tree, path).map_err(Error::tree("opening directory", path))?;
         let line = Line::Directory {
@@ -217,6 +222,10 @@ impl Planner<'_> {
         } else {
             None
         };
+        let is_same = old.as_ref().is_some_and(|Record { entry: was, .. }| {
+            *was == entry || (!self.stamps_count && was.inode.kind == entry.inode.kind)
+        });
+        self.totals.changed += u64::from(!is_same);
         let present = self.present_until(&mut current, Some(&entry.name))?;
         current.last = Some(entry.name.clone());
         self.decide(&current, entry, old, present)?;
@@ -585,8 +594,8 @@ impl Planner<'_> {
             KnownContent::OnDisk(file) => {
                 let failed = |errno| Error::tree("reading", path)(errno);
                 let size = At::Fd(file.as_fd()).status().map_err(failed)?.stx_size;
-                let hashes = hash_own(file, size, first, count, &mut self.walk.buffer).map_err(failed)?;
-                hashes.into_iter().map(Some).collect()
+                // Zeros that the source has written are sent again: a file that was cut off here is all holes.
+                hash_data(file, size, first, count, &mut self.walk.buffer).map_err(failed)?
             }
         };
         claims.resize(count, None);

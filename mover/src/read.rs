@@ -302,6 +302,22 @@ pub(crate) fn hash_own(
     count: usize,
     buffer: &mut Vec<u8>,
 ) -> Result<Vec<Hash>, Errno> {
+    let hashes = hash_data(file, size, first, count, buffer)?;
+    let of_hole = |chunk| hash_hole(chunk_length(size, chunk));
+    let all = (first..).zip(hashes);
+    Ok(all
+        .map(|(chunk, hash)| hash.unwrap_or_else(|| of_hole(chunk)))
+        .collect())
+}
+
+/// The same, and `None` for a chunk that is a hole: it has the same hash as zeros.
+pub(crate) fn hash_data(
+    file: &File,
+    size: u64,
+    first: u64,
+    count: usize,
+    buffer: &mut Vec<u8>,
+) -> Result<Vec<Option<Hash>>, Errno> {
     let mut hashes = Vec::with_capacity(count);
     for chunk in (first..).take(count) {
         let length = chunk_length(size, chunk);
@@ -311,11 +327,11 @@ pub(crate) fn hash_own(
         let offset = chunk * CHUNK as u64;
         let ranges = data_in(file, offset, length)?;
         if ranges.is_empty() {
-            hashes.push(hash_hole(length));
+            hashes.push(None);
             continue;
         }
         match read_ranges(file, offset, &ranges, buffer) {
-            Ok(_) => hashes.push(hash_chunk(length, &ranges, buffer)),
+            Ok(_) => hashes.push(Some(hash_chunk(length, &ranges, buffer))),
             Err(RangeError::Read(errno)) => return Err(errno),
             Err(_) => return Err(Errno::IO),
         }

@@ -47,7 +47,7 @@ pub(crate) fn refuse_journal(path: &TreePath) -> Result<(), Error> {
 /// Whether this is the name of fsck's directory. The file system creates it, so it is neither created nor
 /// deleted for the other side.
 pub(crate) fn is_lost_and_found(directory: &TreePath, name: &[u8]) -> bool {
-    directory.is_root() && name == b"lost+found"
+    directory.is_root() && name == LOST_AND_FOUND
 }
 
 /// Names on this side that are not part of the volume: journals, and the directory of fsck if it is empty, or
@@ -64,8 +64,26 @@ pub(crate) fn is_foreign(tree: &Tree, directory: &TreePath, name: &[u8]) -> bool
     is_journal(directory, name) || (is_lost_and_found(directory, name) && is_unused())
 }
 
+/// Those of them that a source does not list. A user may have made an empty `lost+found`, too.
+fn is_unlisted(tree: &Tree, directory: &TreePath, name: &[u8]) -> bool {
+    is_foreign(tree, directory, name) && (is_journal(directory, name) || owns_lost_and_found(tree))
+}
+
+/// Whether `lost+found` is that which `mkfs.ext4` makes in the root, as its first inode, or belongs to root and cannot be
+/// read: a file server may export the root of such a file system.
+fn owns_lost_and_found(tree: &Tree) -> bool {
+    let (Ok(name), Ok(path)) = (Name::parse(LOST_AND_FOUND), TreePath::parse(LOST_AND_FOUND)) else {
+        return false;
+    };
+    At::Child(tree.root(), &name).status().is_ok_and(|status| {
+        let is_first = status.stx_ino == 11 && tree.is_root_of_ext();
+        is_first || (status.stx_uid == 0 && tree.directory(&path).is_err())
+    })
+}
+
 /// Prefix of the directory name of a journal, followed by the move's uid.
 pub(crate) const JOURNAL_PREFIX: &[u8] = b".liqo-move-";
+const LOST_AND_FOUND: &[u8] = b"lost+found";
 
 /// A directory, or the next part of a large one. Extended attributes and the targets of links are not read
 /// yet: they are needed only for changed entries.
@@ -325,7 +343,7 @@ fn read_subdirectories(
 ) -> Result<(VecDeque<Name>, Option<Name>), Errno> {
     let fd = tree.directory(path)?;
     let wanted = |name: &[u8], kind| {
-        matches!(kind, FileType::Directory | FileType::Unknown) && !is_foreign(tree, path, name)
+        matches!(kind, FileType::Directory | FileType::Unknown) && !is_unlisted(tree, path, name)
     };
     let found = names(fd.as_fd(), after, SUBDIRECTORIES, wanted)?;
     let last = found
@@ -346,7 +364,9 @@ pub(crate) fn read(tree: &Tree, path: &TreePath, after: Option<&Name>) -> Result
     // Before the names: the next pass notices a change after this time.
     let status = At::Fd(fd.as_fd()).status()?;
     let own = inode_of(&status).ok_or(Errno::NOTDIR)?;
-    let found = names(fd.as_fd(), after, WINDOW, |name, _| !is_foreign(tree, path, name))?;
+    let found = names(fd.as_fd(), after, WINDOW, |name, _| {
+        !is_unlisted(tree, path, name)
+    })?;
     let mut listed = Listed {
         path: path.clone(),
         own,

@@ -76,6 +76,10 @@ pub struct PassReport {
     pub received_bytes: u64,
     /// Names that were deleted here.
     pub deleted: u64,
+    /// Names and directories that the pass before found in another state, or not at all; where stamps are not reliable,
+    /// only names that came, went, or are of another kind. If there are none, the tree was as it is here between both passes:
+    /// then no name was missed because it was moved from a directory that was not read yet to one that was.
+    pub changed: u64,
     /// Files that changed while they were read, or were deleted meanwhile.
     pub unsteady: u64,
     /// Whether the source itself has dialled, see [`Progress::is_direct`].
@@ -391,6 +395,7 @@ impl Session<'_> {
             compared_files: totals.fetched_files,
             received_bytes: self.link.state.received() - received,
             deleted: totals.deleted,
+            changed: totals.changed + totals.deleted,
             unsteady: counts.unsteady + end.vanished,
             direct: self.link.state.is_direct(),
             losses: totals.losses.into_list(),

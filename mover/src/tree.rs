@@ -40,6 +40,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// The type of btrfs in `statfs`.
 pub(crate) const BTRFS: i64 = 0x9123_683E;
+/// That of ext2, ext3 and ext4.
+pub(crate) const EXT: i64 = 0xEF53;
 /// `STATX_SUBVOL`: the subvolume's number, since Linux 6.10 and only where there are any (btrfs).
 const SUBVOLUME: StatxFlags = StatxFlags::from_bits_retain(0x8000);
 
@@ -124,6 +126,12 @@ impl Tree {
     /// all files or with none.
     pub(crate) fn has_nocow(&self) -> bool {
         rustix::fs::fstatfs(&self.0).is_ok_and(|fs| fs.f_type == BTRFS)
+    }
+
+    /// Whether this is the root of a file system of ext2 to ext4.
+    pub(crate) fn is_root_of_ext(&self) -> bool {
+        let is_ext = rustix::fs::fstatfs(&self.0).is_ok_and(|fs| fs.f_type == EXT);
+        is_ext && At::Fd(self.root()).status().is_ok_and(|root| root.stx_ino == 2)
     }
 
     /// Sets that flag of the root: everything that is created in it inherits it.

@@ -532,6 +532,55 @@ fn lost_and_found_with_content_is_copied_and_an_empty_one_is_not() {
     }
 }
 
+/// As on a class whose volumes are directories.
+#[test]
+fn an_empty_lost_and_found_that_a_user_made_is_copied() {
+    let pair = Pair::new();
+    let (own, copy) = (pair.source.join("lost+found"), pair.target.join("lost+found"));
+    fs::create_dir(&own).unwrap();
+    fs::set_permissions(&own, fs::Permissions::from_mode(0o750)).unwrap();
+    for _ in 0..2 {
+        pair.last_pass();
+        assert_eq!(fs::metadata(&copy).unwrap().mode() & 0o7777, 0o750);
+    }
+    pair.assert_verified(Scope::All);
+}
+
+/// A pass without changes proves that the one before it missed no name that was moved while it listed.
+#[test]
+fn changes_since_the_pass_before_are_counted() {
+    let pair = Pair::new();
+    fill(&pair.source);
+    let at = |path: &str| pair.source.join(path);
+    assert!(pair.last_pass().changed > 0);
+    assert_eq!(pair.last_pass().changed, 0);
+    fs::rename(at("etc/empty"), at("etc/deep/empty")).unwrap();
+    // Both directories, the new name, and the old one.
+    assert_eq!(pair.last_pass().changed, 4);
+    fs::write(at("etc/exactly-one"), "less").unwrap();
+    assert_eq!(pair.last_pass().changed, 1);
+    fs::set_permissions(at("etc/deep"), fs::Permissions::from_mode(0o700)).unwrap();
+    assert_eq!(pair.last_pass().changed, 1);
+    assert_eq!(pair.last_pass().changed, 0);
+}
+
+/// As after a pass that was cut off when it had created the files.
+#[test]
+fn zeros_stay_zeros_and_holes_stay_holes_where_the_target_has_holes() {
+    let pair = Pair::new();
+    for name in ["zeros", "holes"] {
+        for root in [&pair.source, &pair.target] {
+            let file = fs::File::create(root.join(name)).unwrap();
+            file.set_len(2 << 20).unwrap();
+        }
+    }
+    fs::write(pair.source.join("zeros"), vec![0; 2 << 20]).unwrap();
+    pair.last_pass();
+    let blocks = |name: &str| fs::metadata(pair.target.join(name)).unwrap().blocks();
+    assert!(blocks("zeros") * 512 >= 2 << 20);
+    assert!(blocks("holes") <= 16);
+}
+
 /// An ext4 file system that debugfs has changed, and a pair of which it is the source.
 fn debugged(request: &str) -> (Image, Pair) {
     let image = Image::new(&["mkfs.ext4", "-q"], 64);

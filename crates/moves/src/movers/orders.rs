@@ -37,6 +37,8 @@ const PAUSE: Duration = Duration::from_secs(10);
 const LOSS_PAUSE: Duration = Duration::from_mins(1);
 /// A mover reports every second on the order that it carries out, but not on an order that waits.
 const SILENCE: Duration = Duration::from_mins(5);
+/// How many passes are made, one after the other, to find a source as the pass before did.
+const LAST_PASSES: u32 = 3;
 /// A pass of at most this length found few changes.
 const SHORT: Duration = Duration::from_secs(10);
 /// The result of a pass is valid for this many times its length, but at least for `COUNTS_AT_LEAST`.
@@ -218,6 +220,7 @@ impl Orders {
             reads_all: of.verify == Verify::Full,
             has_other_pods: matches!(&moved.target.place, Place::Site(site) if site.remote_cluster().is_some()),
             most_passes: of.max_passes,
+            may_have_writers: moved.unwatched().is_some(),
         };
         copy.sender = Some(AbortOnDropHandle::new(tokio::spawn(sender.send_all(pass))));
         Applied::Done
@@ -274,6 +277,8 @@ struct OrderSender {
     /// Whether other pods may use the target's volume; at home this driver prevents it.
     has_other_pods: bool,
     most_passes: u32,
+    /// Whether pods may write to the source during the last pass without being detected.
+    may_have_writers: bool,
 }
 
 impl OrderSender {
@@ -322,7 +327,7 @@ impl OrderSender {
     /// during the cut-over.
     async fn warm_pass(&self) -> Result<(), String> {
         let began = Instant::now();
-        let passed = self.pass(false).await?;
+        let passed = self.pass(false, false).await?;
         let took = began.elapsed();
         let is_little = {
             let mut state = lock(&self.state);
@@ -370,13 +375,25 @@ impl OrderSender {
         }
     }
 
+    /// What is moved during a pass, from a directory that was not read yet to one that was, is not found, and what the
+    /// target has of it is deleted. So if there may be writers, the last pass is one that has found no change.
     async fn last_pass(&self, gate: GateNumber) -> Result<(), String> {
-        let began = Instant::now();
-        let passed = self.pass(true).await?;
-        let mut state = lock(&self.state);
-        state.finished = Some(gate);
-        state.record(passed, began.elapsed());
-        Ok(())
+        let mut found = 0;
+        for earlier in 0..LAST_PASSES {
+            let began = Instant::now();
+            let passed = self.pass(true, self.reads_all && earlier == 0).await?;
+            found = passed.changed;
+            let mut state = lock(&self.state);
+            state.record(passed, began.elapsed());
+            if found == 0 || !self.may_have_writers {
+                state.finished = Some(gate);
+                return Ok(());
+            }
+        }
+        Err(format!(
+            "the source is being changed: the last of {LAST_PASSES} passes has found {found} changes since the one before; stop \
+             the pods and other clients that use the volume"
+        ))
     }
 
     /// Only compares: the gate may have been opened since the order.
@@ -395,8 +412,7 @@ impl OrderSender {
         Ok(())
     }
 
-    async fn pass(&self, last: bool) -> Result<Passed, String> {
-        let reread = last && self.reads_all;
+    async fn pass(&self, last: bool, reread: bool) -> Result<Passed, String> {
         match self.request(Order::Pass { last, reread }).await? {
             Answer::Passed(passed) => Ok(passed),
             _ => Err("unexpected answer from the mover".to_owned()),

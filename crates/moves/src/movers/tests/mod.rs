@@ -202,6 +202,10 @@ impl World {
 
     /// With a remote cluster in which Liqo calls the home cluster `shadow_pods_of`.
     async fn behind(way: Way, shadow_pods_of: Option<&str>) -> Self {
+        Self::with_rights(way, shadow_pods_of, Rights::ALL).await
+    }
+
+    async fn with_rights(way: Way, shadow_pods_of: Option<&str>, rights: Rights) -> Self {
         let (api, there) = (FakeApi::start().await, FakeApi::start().await);
         furnish(&api, &there, way);
         let home = api.cluster().await;
@@ -213,7 +217,7 @@ impl World {
             shadow_pods_of: shadow_pods_of.map(str::to_owned),
             ..Declared::plain("milan")
         };
-        let registry = Registry::fixed([(declared, Link::up(&there, Rights::ALL).await)]);
+        let registry = Registry::fixed([(declared, Link::up(&there, rights).await)]);
         let side = |cluster: &str, epoch: Epoch| {
             let id = VolumeId {
                 cluster: cluster.parse().unwrap(),

@@ -114,8 +114,12 @@ struct Copies {
 
 impl Copies {
     async fn with(script: Vec<Value>) -> Self {
+        Self::of(World::new(Way::Out).await, script).await
+    }
+
+    async fn of(world: World, script: Vec<Value>) -> Self {
         Self {
-            world: World::new(Way::Out).await,
+            world,
             orders: Orders::default(),
             target: Target::start(script).await,
         }
@@ -263,6 +267,48 @@ async fn a_new_leader_compares_only_after_a_pass_of_its_own() {
         copies.target.heard()[1],
         r#"{"verify":{"all":true,"attributes":true}}"#
     );
+}
+
+/// What is moved while a pass lists the source is not found, and deleted at the target.
+#[tokio::test]
+async fn a_last_pass_beside_undetected_writers_counts_if_it_finds_no_change() {
+    let changed = |count: u64| {
+        let mut passed = passed(0, &json!([]));
+        passed["passed"]["changed"] = count.into();
+        passed
+    };
+    let ended = async |rights, counts: &[u64]| {
+        let mut world = World::with_rights(Way::Home, None, rights).await;
+        world.of = request(json!({"target": {"nodeName": "n2"}, "verify": "Full"}));
+        let copies = Copies::of(world, counts.iter().map(|&count| changed(count)).collect()).await;
+        (copies.ended(Pass::Final(GATE)).await, copies.target.heard())
+    };
+    let first = r#"{"pass":{"last":true,"reread":true}}"#;
+    let again = r#"{"pass":{"last":true,"reread":false}}"#;
+    for (rights, counts, orders) in [
+        (Rights::ALL, &[2][..], &[first][..]),
+        (Rights::default(), &[0][..], &[first][..]),
+        (Rights::default(), &[2, 0][..], &[first, again][..]),
+    ] {
+        let (seen, heard) = ended(rights, counts).await;
+        assert!(
+            matches!(
+                &seen,
+                Live::Known(Copied {
+                    finished: Some(GATE),
+                    ..
+                })
+            ),
+            "{seen:?}"
+        );
+        assert_eq!(heard, orders);
+    }
+    let (seen, heard) = ended(Rights::default(), &[5, 4, 3]).await;
+    assert!(
+        matches!(&seen, Live::Unknown(why) if why.contains("3 changes") && why.contains("stop")),
+        "{seen:?}"
+    );
+    assert_eq!(heard, [first, again, again]);
 }
 
 #[tokio::test]
