@@ -91,15 +91,18 @@ impl Writer<'_> {
         };
         match act {
             Act::ReportWaiting(mut waiting) => {
-                if REFUSALS.contains(&waiting.reason)
-                    && let Some(claim) = self.pods.claim_with_data(home).await?
-                {
-                    let (cluster, own) = (&self.pods.cluster, home.namespace().unwrap_or_default());
-                    let way_out = format!(
-                        ". The data of its claim {claim} is in the cluster {cluster}: to run it here, move it with liqo-csi \
-                         move volume {claim} -n {own} --target-node NODE --evict"
-                    );
-                    waiting.message.push_str(&way_out);
+                if REFUSALS.contains(&waiting.reason) {
+                    if let Some(claim) = self.pods.claim_with_data(home).await? {
+                        let (cluster, own) = (&self.pods.cluster, home.namespace().unwrap_or_default());
+                        let way_out = format!(
+                            ". The data of its claim {claim} is in the cluster {cluster}: to run it here, move it with \
+                             liqo-csi move volume {claim} -n {own} --target-node NODE --evict"
+                        );
+                        waiting.message.push_str(&way_out);
+                    } else if let Some(why) = self.why_it_stays(home).await? {
+                        waiting.message.push_str(". ");
+                        waiting.message.push_str(&why);
+                    }
                 }
                 let pause = self.report_waiting(home, &waiting).await?;
                 let again = self.give_up_refused(home, &waiting).await?;
@@ -325,7 +328,12 @@ impl Writer<'_> {
         };
         if written.is_some() && status["reason"] == UNSCHEDULABLE {
             let (cluster, why) = (&self.pods.cluster, status["message"].as_str().unwrap_or_default());
-            let note = format!("no node of the cluster {cluster} takes it: {why}");
+            let is_gated = !remote.spec["schedulingGates"]
+                .as_array()
+                .is_none_or(Vec::is_empty);
+            let stays = if is_gated { None } else { self.why_it_stays(home).await? };
+            let stays = stays.map_or_else(|| ": ".to_owned(), |it| format!(". {it}. The reason there: "));
+            let note = format!("no node of the cluster {cluster} takes it{stays}{why}");
             self.warn_once(home, UNSCHEDULABLE, &note).await;
         }
         Ok(None)
