@@ -212,6 +212,7 @@ impl Writer<'_> {
         let destination = Destination {
             cluster: self.pods.cluster.as_str(),
             namespace,
+            is_same_there: &|namespace| self.pods.keeps_its_name(namespace),
             selected: self.pods.selected_by_others(home),
             settings: &self.pods.settings(),
         };
@@ -219,7 +220,7 @@ impl Writer<'_> {
             let events = &self.pods.events;
             events.warn_object(reference(home), reason, &note).await;
         }
-        self.pods.report_configuration(home, namespace).await;
+        self.pods.report_configuration(home, &destination).await;
     }
 
     async fn create(&self, home: &RawPod, place: &Place, namespace: &str) -> Result<Creation, ApiError> {
@@ -331,7 +332,11 @@ impl Writer<'_> {
             let is_gated = !remote.spec["schedulingGates"]
                 .as_array()
                 .is_none_or(Vec::is_empty);
-            let stays = if is_gated { None } else { self.why_it_stays(home).await? };
+            let stays = if is_gated {
+                None
+            } else {
+                self.why_it_stays(home).await?
+            };
             let stays = stays.map_or_else(|| ": ".to_owned(), |it| format!(". {it}. The reason there: "));
             let note = format!("no node of the cluster {cluster} takes it{stays}{why}");
             self.warn_once(home, UNSCHEDULABLE, &note).await;

@@ -166,7 +166,8 @@ impl Writer<'_> {
     pub(super) async fn why_it_stays(&self, home: &RawPod) -> Result<Option<String>, ApiError> {
         let offloadings = &self.pods.places.home.views().offloadings;
         let seen = offloadings.get(&format!("{}/{NAME}", home.namespace().unwrap_or_default()));
-        let are_given_up = seen.is_some_and(|it| may_run_anywhere(&it)) && self.pods.give_up_after().is_some();
+        let are_given_up =
+            seen.is_some_and(|it| may_run_anywhere(&it)) && self.pods.give_up_after().is_some();
         let why = irreplaceable(&home.json()).filter(|_| are_given_up);
         Ok(if why.is_some() && self.is_tied(home).await? {
             None

@@ -179,6 +179,7 @@ fn fields_with_another_meaning_there_are_reported() {
         let destination = Destination {
             cluster: "milan",
             namespace: "shop",
+            is_same_there: &|_| true,
             selected: BTreeSet::new(),
             settings: &RemoteSettings::default(),
         };
