@@ -808,6 +808,31 @@ async fn what_differs_there_is_reported_despite_a_crash_at_any_write() {
 }
 
 #[tokio::test]
+async fn addresses_of_services_in_host_aliases_are_reported() {
+    let world = World::with_pod(true).await;
+    let events = "/apis/events.k8s.io/v1/namespaces/shop/events/";
+    for (name, address) in [("db", "10.96.0.7"), ("other", "10.96.0.8")] {
+        let service = json!({"spec": {"clusterIP": address, "clusterIPs": [address]}});
+        world
+            .home
+            .put(&format!("/api/v1/namespaces/shop/services/{name}"), service);
+    }
+    let aliases = json!([{"ip": "10.96.0.7", "hostnames": ["db"]}, {"ip": "192.0.2.1", "hostnames": ["nas"]}]);
+    world
+        .home
+        .change(POD, |pod| pod["spec"]["hostAliases"] = aliases);
+    world.run_until(World::is_running).await;
+    let events = world.home.store().below(events);
+    let of_pod: Vec<&Value> = events
+        .iter()
+        .filter(|it| it["reason"] == "NameOfHomeNamespace")
+        .collect();
+    assert_eq!(of_pod.len(), 1, "{events:?}");
+    let note = of_pod[0]["note"].as_str().unwrap();
+    assert!(note.contains("in this cluster: db. In the cluster milan"), "{note}");
+}
+
+#[tokio::test]
 async fn fields_with_another_meaning_there_are_reported_once_and_the_pod_runs() {
     let world = World::with_pod(true).await;
     world.home.change(POD, |pod| {
