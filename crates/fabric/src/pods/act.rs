@@ -24,8 +24,8 @@ use crate::{
     observe::crash::{self, Step},
     offload::pods::{
         Act, Destination, End, FINALIZER, GATE, PodFacts, RemoteMarks, RemotePod, RemoteSettings,
-        UNSCHEDULABLE, Waiting, caveats, decide_pod, disrupted_status, ended_status, final_status,
-        is_transition, least_final_status, not_kept, remote_pod, remote_status, started_status,
+        UNSCHEDULABLE, Waiting, caveats, decide_pod, disrupted_status, ended_status, fails_without_token,
+        final_status, is_transition, least_final_status, not_kept, remote_pod, remote_status, started_status,
         unreachable_status, waiting_status,
     },
     places::Place,
@@ -328,8 +328,15 @@ impl Writer<'_> {
         } else {
             self.write_status(home, &status).await?
         };
+        let cluster = self.pods.cluster.as_str();
+        if written.is_some()
+            && let Some((reason, note)) = fails_without_token(&home.json(), &status, cluster)
+        {
+            let events = &self.pods.events;
+            events.warn_object(reference(home), reason, &note).await;
+        }
         if written.is_some() && status["reason"] == UNSCHEDULABLE {
-            let (cluster, why) = (&self.pods.cluster, status["message"].as_str().unwrap_or_default());
+            let why = status["message"].as_str().unwrap_or_default();
             let is_gated = !remote.spec["schedulingGates"]
                 .as_array()
                 .is_none_or(Vec::is_empty);

@@ -225,9 +225,7 @@ impl Pods<'_> {
     /// own.
     pub(super) async fn report_aliases(&self, home: &RawPod) {
         let aliases = home.spec["hostAliases"].as_array().into_iter().flatten();
-        let aliases: BTreeSet<IpAddr> = aliases
-            .filter_map(|it| it["ip"].as_str()?.parse().ok())
-            .collect();
+        let aliases: BTreeSet<IpAddr> = aliases.filter_map(|it| it["ip"].as_str()?.parse().ok()).collect();
         if aliases.is_empty() {
             return;
         }

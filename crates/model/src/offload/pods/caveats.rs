@@ -101,6 +101,39 @@ pub fn caveats(home: &Value, destination: &Destination<'_>) -> Vec<(&'static str
     all
 }
 
+/// A pod of the account `default` of which a container has failed for the first time, with this new
+/// status. Nearly all pods of that account have a token and few use it, so such a pod gets no
+/// warning before.
+#[must_use]
+pub fn fails_without_token(home: &Value, status: &Value, cluster: &str) -> Option<(&'static str, String)> {
+    let spec = &home["spec"];
+    let is_of_default = matches!(spec["serviceAccountName"].as_str(), None | Some("" | "default"));
+    let is_new = has_failed(status) && !has_failed(&home["status"]);
+    (is_new && is_of_default && volumes::has_token(spec)).then(|| {
+        let note = format!(
+            "a container of the pod has failed, and it has no token of its service account default in the cluster {cluster}: if \
+             it calls the API server, keep the pod on nodes of this cluster, or set automountServiceAccountToken to false if it \
+             does not"
+        );
+        ("NoServiceAccountToken", note)
+    })
+}
+
+fn has_failed(status: &Value) -> bool {
+    let lists = ["containerStatuses", "initContainerStatuses"];
+    let mut all = lists
+        .iter()
+        .flat_map(|list| status[*list].as_array().into_iter().flatten());
+    all.any(|one| {
+        let mut ends = ["state", "lastState"].iter();
+        ends.any(|state| {
+            one[*state]["terminated"]["exitCode"]
+                .as_i64()
+                .is_some_and(|it| it != 0)
+        })
+    })
+}
+
 /// A pod that names Services of namespaces with another name in the remote cluster, or that are not
 /// there.
 fn names_of_home(home: &Value, destination: &Destination<'_>) -> Vec<(&'static str, String)> {

@@ -23,7 +23,7 @@ mod unplaced;
 mod volumes;
 
 pub use self::{
-    caveats::{Destination, caveats},
+    caveats::{Destination, caveats, fails_without_token},
     changes::{CARRIED, Change, Patch},
     decision::{Act, End, HomePod, PodFacts, RemotePod, Waiting, decide_pod},
     kept::not_kept,
