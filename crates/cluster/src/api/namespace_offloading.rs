@@ -244,6 +244,17 @@ impl NamespaceOffloading {
         asked.map_or(Volumes::Hold, |text| Volumes::read(text))
     }
 
+    /// Whether the namespace has the same name in remote clusters.
+    #[must_use]
+    pub fn keeps_its_name(&self) -> bool {
+        let there = self
+            .status
+            .as_ref()
+            .and_then(|it| it.remote_namespace_name.as_ref());
+        let is_same = self.spec.namespace_mapping_strategy == MappingStrategy::EnforceSameName;
+        is_same || there.is_some() && there == self.metadata.namespace.as_ref()
+    }
+
     #[must_use]
     pub fn is_leaving(&self) -> bool {
         self.metadata.deletion_timestamp.is_some()

@@ -24,8 +24,8 @@ use crate::{
     observe::crash::{self, Step},
     offload::pods::{
         Act, Destination, End, FINALIZER, GATE, PodFacts, RemoteMarks, RemotePod, RemoteSettings,
-        UNSCHEDULABLE, Waiting, caveats, decide_pod, disrupted_status, ended_status, final_status,
-        is_transition, least_final_status, not_kept, remote_pod, remote_status, started_status,
+        UNSCHEDULABLE, Waiting, caveats, decide_pod, disrupted_status, ended_status, fails_without_token,
+        final_status, is_transition, least_final_status, not_kept, remote_pod, remote_status, started_status,
         unreachable_status, waiting_status,
     },
     places::Place,
@@ -91,15 +91,18 @@ impl Writer<'_> {
         };
         match act {
             Act::ReportWaiting(mut waiting) => {
-                if REFUSALS.contains(&waiting.reason)
-                    && let Some(claim) = self.pods.claim_with_data(home).await?
-                {
-                    let (cluster, own) = (&self.pods.cluster, home.namespace().unwrap_or_default());
-                    let way_out = format!(
-                        ". The data of its claim {claim} is in the cluster {cluster}: to run it here, move it with liqo-csi \
-                         move volume {claim} -n {own} --target-node NODE --evict"
-                    );
-                    waiting.message.push_str(&way_out);
+                if REFUSALS.contains(&waiting.reason) {
+                    if let Some(claim) = self.pods.claim_with_data(home).await? {
+                        let (cluster, own) = (&self.pods.cluster, home.namespace().unwrap_or_default());
+                        let way_out = format!(
+                            ". The data of its claim {claim} is in the cluster {cluster}: to run it here, move it with \
+                             liqo-csi move volume {claim} -n {own} --target-node NODE --evict"
+                        );
+                        waiting.message.push_str(&way_out);
+                    } else if let Some(why) = self.why_it_stays(home).await? {
+                        waiting.message.push_str(". ");
+                        waiting.message.push_str(&why);
+                    }
                 }
                 let pause = self.report_waiting(home, &waiting).await?;
                 let again = self.give_up_refused(home, &waiting).await?;
@@ -209,6 +212,7 @@ impl Writer<'_> {
         let destination = Destination {
             cluster: self.pods.cluster.as_str(),
             namespace,
+            is_same_there: &|namespace| self.pods.keeps_its_name(namespace),
             selected: self.pods.selected_by_others(home),
             settings: &self.pods.settings(),
         };
@@ -216,7 +220,8 @@ impl Writer<'_> {
             let events = &self.pods.events;
             events.warn_object(reference(home), reason, &note).await;
         }
-        self.pods.report_configuration(home, namespace).await;
+        self.pods.report_configuration(home, &destination).await;
+        self.pods.report_aliases(home).await;
     }
 
     async fn create(&self, home: &RawPod, place: &Place, namespace: &str) -> Result<Creation, ApiError> {
@@ -323,9 +328,25 @@ impl Writer<'_> {
         } else {
             self.write_status(home, &status).await?
         };
+        let cluster = self.pods.cluster.as_str();
+        if written.is_some()
+            && let Some((reason, note)) = fails_without_token(&home.json(), &status, cluster)
+        {
+            let events = &self.pods.events;
+            events.warn_object(reference(home), reason, &note).await;
+        }
         if written.is_some() && status["reason"] == UNSCHEDULABLE {
-            let (cluster, why) = (&self.pods.cluster, status["message"].as_str().unwrap_or_default());
-            let note = format!("no node of the cluster {cluster} takes it: {why}");
+            let why = status["message"].as_str().unwrap_or_default();
+            let is_gated = !remote.spec["schedulingGates"]
+                .as_array()
+                .is_none_or(Vec::is_empty);
+            let stays = if is_gated {
+                None
+            } else {
+                self.why_it_stays(home).await?
+            };
+            let stays = stays.map_or_else(|| ": ".to_owned(), |it| format!(". {it}. The reason there: "));
+            let note = format!("no node of the cluster {cluster} takes it{stays}{why}");
             self.warn_once(home, UNSCHEDULABLE, &note).await;
         }
         Ok(None)

@@ -11,7 +11,7 @@ use super::{Pods, changes::reference};
 use crate::{
     cluster::ApiError,
     offload::{
-        pods::{Waiting, configuration},
+        pods::{Destination, Waiting, configuration},
         reflection::{Kind, name_of_copy, why_not_copied},
     },
     places::Place,
@@ -133,25 +133,40 @@ impl Pods<'_> {
     }
 
     /// Emits events about objects of which the pod has another version in the remote cluster than
-    /// at home, or none.
-    pub(super) async fn report_configuration(&self, home: &RawPod, namespace: &str) {
+    /// at home, or none, and about those that name Services of home.
+    pub(super) async fn report_configuration(&self, home: &RawPod, destination: &Destination<'_>) {
         let Some(copies) = self.copies(home) else {
             return;
         };
-        let (mut taken, mut refused) = (Vec::new(), Vec::new());
+        let own = home.namespace().unwrap_or_default();
+        let leads_elsewhere = |named: &str| destination.leads_elsewhere(&own, named);
+        let (mut taken, mut refused, mut naming) = (Vec::new(), Vec::new(), Vec::new());
         for ((kind, name), _) in configuration(&home.json()) {
             match copies.no_copy(kind, &name) {
                 Some(NoCopy::Taken) => taken.push(format!("{kind:?} {name}")),
                 Some(NoCopy::Refused(why)) => refused.push(format!("{kind:?} {name} ({why})")),
+                None if copies.names_service(kind, &name, leads_elsewhere) => {
+                    naming.push(format!("{kind:?} {name}"));
+                }
                 None => {}
             }
         }
         let cluster = &self.cluster;
+        let naming = (!naming.is_empty()).then(|| {
+            let note = format!(
+                "these objects name Services by a namespace that has another name in the cluster {cluster}, or is not offloaded: \
+                 {}. Such a name leads to nothing or to others there: use the name of the Service alone, or the \
+                 namespaceMappingStrategy EnforceSameName, or keep the pod on nodes of this cluster",
+                naming.join(", ")
+            );
+            ("NameOfHomeNamespace", note)
+        });
         let taken = (!taken.is_empty()).then(|| {
             let note = format!(
-                "the pod has these objects of the namespace {namespace} in the cluster {cluster}, which this driver did not \
+                "the pod has these objects of the namespace {} in the cluster {cluster}, which this driver did not \
                  create, and not those of its own namespace: {}. If that is intended, set liqo.io/skip-reflection on the ones here; \
                  otherwise delete the ones there and then the pod",
+                destination.namespace,
                 taken.join(", ")
             );
             ("RemoteNameTaken", note)
@@ -164,7 +179,7 @@ impl Pods<'_> {
             );
             (REFLECTION_REFUSED, note)
         });
-        for (reason, note) in taken.into_iter().chain(refused) {
+        for (reason, note) in taken.into_iter().chain(refused).chain(naming) {
             self.events.warn_object(reference(home), reason, &note).await;
         }
     }

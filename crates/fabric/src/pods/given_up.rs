@@ -30,7 +30,7 @@ use crate::{
     observe::crash::{self, Step},
     offload::pods::{
         Avoided, Circumstances, Unplaced, UnplacedFacts, UnplacedStep, Waiting, claims, decide_unplaced,
-        replaceable, still_avoided, unplaced,
+        irreplaceable, replaceable, still_avoided, unplaced,
     },
     raw::RawPod,
 };
@@ -161,6 +161,21 @@ impl Writer<'_> {
         }
     }
 
+    /// Why a pod that its cluster does not take stays there, and the way out, if it would be given up with another
+    /// controller.
+    pub(super) async fn why_it_stays(&self, home: &RawPod) -> Result<Option<String>, ApiError> {
+        let offloadings = &self.pods.places.home.views().offloadings;
+        let seen = offloadings.get(&format!("{}/{NAME}", home.namespace().unwrap_or_default()));
+        let are_given_up =
+            seen.is_some_and(|it| may_run_anywhere(&it)) && self.pods.give_up_after().is_some();
+        let why = irreplaceable(&home.json()).filter(|_| are_given_up);
+        Ok(if why.is_some() && self.is_tied(home).await? {
+            None
+        } else {
+            why
+        })
+    }
+
     async fn judge(
         &self,
         home: &RawPod,
@@ -216,9 +231,8 @@ impl Writer<'_> {
         remote: Option<&RawPod>,
         offloading: &NamespaceOffloading,
     ) -> Result<Circumstances, ApiError> {
-        let strategy = offloading.spec.pod_offloading_strategy;
         Ok(Circumstances {
-            may_run_anywhere: strategy == PodOffloadingStrategy::LocalAndRemote && !offloading.is_leaving(),
+            may_run_anywhere: may_run_anywhere(offloading),
             is_avoidable: has_policy(self.pods.places.home).await,
             is_tied: self.is_tied(home).await?,
             scales_up: match remote {
@@ -336,6 +350,12 @@ impl Writer<'_> {
             .warn_object(reference(home), "RemotePodGivenUp", &note)
             .await;
     }
+}
+
+/// Whether new pods of the namespace may run at home or in remote clusters.
+fn may_run_anywhere(offloading: &NamespaceOffloading) -> bool {
+    let strategy = offloading.spec.pod_offloading_strategy;
+    strategy == PodOffloadingStrategy::LocalAndRemote && !offloading.is_leaving()
 }
 
 /// Whether new pods avoid the clusters in the status of their namespace: the chart creates that policy where the

@@ -259,6 +259,13 @@ impl<'a> Pods<'a> {
         keys.chain(self.settings().node_selector.into_keys()).collect()
     }
 
+    /// Whether a namespace is offloaded under its own name.
+    fn keeps_its_name(&self, namespace: &str) -> bool {
+        let offloadings = &self.places.home.views().offloadings;
+        let offloading = offloadings.get(&format!("{namespace}/{NAME}"));
+        offloading.is_some_and(|it| it.keeps_its_name())
+    }
+
     /// The time after which pods that the cluster does not take are given up; `None` for never.
     fn give_up_after(&self) -> Option<Duration> {
         self.pods_spec()?.given_up_after()

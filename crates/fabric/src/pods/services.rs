@@ -3,16 +3,17 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
     sync::Arc,
     time::Duration,
 };
 
 use futures::future::select_all;
 use k8s_openapi::api::core::v1::Service;
-use kube::Resource;
+use kube::{Resource, ResourceExt};
 use tokio::time::{self, Instant};
 
-use super::Pods;
+use super::{Pods, changes::reference};
 use crate::{
     cluster::view::{Changed, Feed},
     offload::{
@@ -20,6 +21,7 @@ use crate::{
         reflection::{Original, slices_of},
     },
     places::Sources,
+    raw::RawPod,
     reflect::Source,
     seen::SeenPod,
 };
@@ -217,6 +219,41 @@ impl Pods<'_> {
              RemoteCluster {cluster} is Isolated). {ways_out}, or set liqo.io/skip-reflection on it if no pod there uses it, \
              or see docs/offloading-reference.md#networks"
         )
+    }
+
+    /// Emits an event on a pod whose `hostAliases` have the address of a Service of its namespace: each cluster has its
+    /// own.
+    pub(super) async fn report_aliases(&self, home: &RawPod) {
+        let aliases = home.spec["hostAliases"].as_array().into_iter().flatten();
+        let aliases: BTreeSet<IpAddr> = aliases.filter_map(|it| it["ip"].as_str()?.parse().ok()).collect();
+        if aliases.is_empty() {
+            return;
+        }
+        let services = self
+            .places
+            .home
+            .within::<Service>(&home.namespace().unwrap_or_default());
+        let named = services.pick(None, None, |it| {
+            let addresses = it.spec.as_ref()?.cluster_ips.as_ref()?;
+            let mut addresses = addresses.iter().filter_map(|ip| ip.parse().ok());
+            addresses.any(|ip| aliases.contains(&ip)).then(|| it.name_any())
+        });
+        let cluster = &self.cluster;
+        let named = match named.await {
+            Ok(named) if named.is_empty() => return,
+            Ok(named) => named.join(", "),
+            Err(error) => {
+                tracing::warn!(pod = home.key(), %error, "failed to find the Services that hostAliases of a pod may name");
+                return;
+            }
+        };
+        let note = format!(
+            "spec.hostAliases has the address of these Services in this cluster: {named}. In the cluster {cluster} it leads to \
+             nothing or to others: use the names of the Services, or keep the pod on nodes of this cluster"
+        );
+        self.events
+            .warn_object(reference(home), "NameOfHomeNamespace", &note)
+            .await;
     }
 
     async fn report_unreached(&self, namespace: &str, name: &str) {

@@ -808,6 +808,70 @@ async fn what_differs_there_is_reported_despite_a_crash_at_any_write() {
 }
 
 #[tokio::test]
+async fn a_pod_that_fails_without_the_token_of_default_says_so_once() {
+    let world = World::with_pod(true).await;
+    world.home.change(POD, |pod| {
+        let sources = json!([
+            {"serviceAccountToken": {"path": "token"}},
+            {"configMap": {"name": "kube-root-ca.crt"}},
+            {"downwardAPI": {"items": [{"path": "namespace", "fieldRef": {"fieldPath": "metadata.namespace"}}]}},
+        ]);
+        pod["spec"]["volumes"] = json!([{"name": "kube-api-access-a", "projected": {"sources": sources}}]);
+    });
+    world.run_until(World::is_running).await;
+    let reported = |world: &World| {
+        let events = "/apis/events.k8s.io/v1/namespaces/shop/events/";
+        let events = world.home.store().below(events);
+        events
+            .iter()
+            .filter(|it| it["reason"] == "NoServiceAccountToken")
+            .count()
+    };
+    assert_eq!(reported(&world), 0);
+    for restarts in 1..3 {
+        let failed =
+            json!({"name": "web", "restartCount": restarts, "lastState": {"terminated": {"exitCode": 1}}});
+        world.there.change(THERE, |pod| {
+            pod["status"]["containerStatuses"] = json!([failed]);
+        });
+        world
+            .run_until(|world| {
+                let status = world.home_pod()["status"].clone();
+                status["containerStatuses"][0]["restartCount"] == restarts && reported(world) > 0
+            })
+            .await;
+    }
+    assert_eq!(reported(&world), 1);
+}
+
+#[tokio::test]
+async fn addresses_of_services_in_host_aliases_are_reported() {
+    let world = World::with_pod(true).await;
+    let events = "/apis/events.k8s.io/v1/namespaces/shop/events/";
+    for (name, address) in [("db", "10.96.0.7"), ("other", "10.96.0.8")] {
+        let service = json!({"spec": {"clusterIP": address, "clusterIPs": [address]}});
+        world
+            .home
+            .put(&format!("/api/v1/namespaces/shop/services/{name}"), service);
+    }
+    let aliases =
+        json!([{"ip": "10.96.0.7", "hostnames": ["db"]}, {"ip": "192.0.2.1", "hostnames": ["nas"]}]);
+    world.home.change(POD, |pod| pod["spec"]["hostAliases"] = aliases);
+    world.run_until(World::is_running).await;
+    let events = world.home.store().below(events);
+    let of_pod: Vec<&Value> = events
+        .iter()
+        .filter(|it| it["reason"] == "NameOfHomeNamespace")
+        .collect();
+    assert_eq!(of_pod.len(), 1, "{events:?}");
+    let note = of_pod[0]["note"].as_str().unwrap();
+    assert!(
+        note.contains("in this cluster: db. In the cluster milan"),
+        "{note}"
+    );
+}
+
+#[tokio::test]
 async fn fields_with_another_meaning_there_are_reported_once_and_the_pod_runs() {
     let world = World::with_pod(true).await;
     world.home.change(POD, |pod| {

@@ -25,7 +25,7 @@ use crate::{
     cluster::{ApiError, Cause, Cluster, Precondition, events::Events, short},
     observe::crash::{self, Step as Write},
     offload::{
-        MappingStrategy, Seen,
+        Seen,
         pods::Configuration,
         reflection::{
             Comparison, CopyMetadata, Fingerprint, HOME_OBJECT_UID, Kind, Known, Marks, NotCopied, Original,
@@ -183,6 +183,13 @@ impl Copies {
             .source
             .has_too_many(kind)
             .then_some(self.ends.source.most)
+    }
+
+    /// Whether an object at home names a Service of a namespace like this.
+    pub(crate) fn names_service(&self, kind: Kind, name: &str, of: impl Fn(&str) -> bool) -> bool {
+        let copy = name_of_copy(kind, name, &self.ends.marks.home);
+        let here = self.original(kind, &copy);
+        here.is_some_and(|it| it.namespaces.iter().any(|namespace| of(namespace)))
     }
 
     /// Why the copy of an object is missing or outdated.
@@ -501,14 +508,7 @@ impl Copies {
         let (views, cluster) = (self.ends.home.views(), self.ends.there.id().as_str());
         let is_same_there = |namespace: &str| {
             let other = views.offloadings.get(&format!("{namespace}/{NAME}"));
-            other.is_some_and(|it| {
-                let named = it
-                    .status
-                    .as_ref()
-                    .and_then(|it| it.remote_namespace_name.as_ref());
-                let is_same = it.spec.namespace_mapping_strategy == MappingStrategy::EnforceSameName;
-                is_same || named.is_some_and(|it| it == namespace)
-            })
+            other.is_some_and(|it| it.keeps_its_name())
         };
         let remote_cluster = views.remote_clusters.get(cluster);
         let fabric = remote_cluster.as_ref().and_then(|it| it.spec.fabric.as_ref());

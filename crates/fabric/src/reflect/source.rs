@@ -1,6 +1,7 @@
 //! The watches: of the objects of a namespace at home, shared by all its clusters, and of the metadata of their copies
-//! in one remote namespace. Only digests of the content are kept, so that no Secret stays in memory. Of
-//! `EndpointSlice`s the endpoints are kept. They are watched where there are routes, and where pods run without.
+//! in one remote namespace. Only digests of the content are kept, so that no Secret stays in memory, and the
+//! namespaces of Services that it names. Of `EndpointSlice`s the endpoints are kept. They are watched where there are
+//! routes, and where pods run without.
 
 use std::{
     collections::BTreeMap,

@@ -13,6 +13,7 @@ mod ports;
 pub mod reflection;
 pub mod requests;
 mod selector;
+mod service_names;
 mod status;
 mod ties;
 mod unreached;

@@ -13,7 +13,8 @@ impl Slim for Original {
 
     fn text(&self) -> usize {
         let selector = self.selector.iter().map(|(key, value)| key.len() + value.len());
-        self.copy.len() + self.fingerprint.text() + selector.sum::<usize>()
+        let namespaces = self.namespaces.iter().map(String::len);
+        self.copy.len() + self.fingerprint.text() + selector.chain(namespaces).sum::<usize>()
     }
 }
 

@@ -294,6 +294,27 @@ async fn a_pod_with_an_object_of_others_runs_and_says_so() {
     );
 }
 
+#[tokio::test]
+async fn names_of_services_in_what_a_pod_uses_are_reported() {
+    // postgres://user:word@db.data.svc/x
+    let url = "cG9zdGdyZXM6Ly91c2VyOndvcmRAZGIuZGF0YS5zdmMveA==";
+    let world = with_required("secrets", "own", json!({"data": {"url": url}})).await;
+    world.home.put(
+        SETTINGS,
+        json!({"data": {"color": "red", "url": "http://web.shop.svc"}}),
+    );
+    world
+        .run_until(|world| world.is_running() && !told(world).is_empty())
+        .await;
+    let told = told(&world);
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!(
+        told[0].starts_with("NameOfHomeNamespace ") && told[0].contains(": ConfigMap settings, Secret own."),
+        "{told:?}"
+    );
+    assert!(!told[0].contains("word") && !told[0].contains("data"), "{told:?}");
+}
+
 /// With every kind of the API: one that is new does not compile here.
 fn volume_of_every_kind() -> Volume {
     fn some<T: serde::de::DeserializeOwned>() -> Option<T> {

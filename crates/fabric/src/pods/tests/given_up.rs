@@ -125,9 +125,12 @@ async fn a_refused_pod_is_given_up() {
     let mut notes = events.iter().filter(|it| it["reason"] == "RemotePodGivenUp");
     let note = notes.next().unwrap()["note"].as_str().unwrap();
     assert!(note.contains("refuses it") && note.contains(why), "{note}");
-    assert_eq!(
-        world.home.object(job).unwrap()["status"]["reason"],
-        "RemoteRefused"
+    let status = world.home.object(job).unwrap()["status"].clone();
+    assert_eq!(status["reason"], "RemoteRefused");
+    let message = status["message"].as_str().unwrap();
+    assert!(
+        message.contains(why) && message.contains("controller, the Job job,"),
+        "{message}"
     );
 }
 
@@ -249,7 +252,28 @@ async fn jobs_and_pods_with_data_there_stay() {
         let pod = world.home.object(&format!("/api/v1/namespaces/shop/pods/{name}"));
         pod.is_some_and(|pod| pod["status"]["reason"] == "RemoteUnschedulable")
     };
-    world.run_until(|_| waits("job") && waits("data")).await;
+    let said = |name: &str| {
+        let events = world
+            .home
+            .store()
+            .below("/apis/events.k8s.io/v1/namespaces/shop/events/");
+        let mut of_pod = events
+            .iter()
+            .filter(|it| it["regarding"]["name"] == name && it["reason"] == "RemoteUnschedulable");
+        of_pod
+            .next()
+            .and_then(|it| it["note"].as_str())
+            .map(str::to_owned)
+    };
+    world
+        .run_until(|_| waits("job") && waits("data") && said("job").is_some() && said("data").is_some())
+        .await;
+    let (job, data) = (said("job").unwrap(), said("data").unwrap());
+    assert!(
+        job.contains("controller, the Job web,") && job.ends_with(WHY_FULL),
+        "{job}"
+    );
+    assert!(!data.contains("controller"), "{data}");
     world.home.put(POD, web);
     world
         .run_until(|world| world.home.object(POD).is_none() && world.given_up.total("milan") == 1)

@@ -12,7 +12,7 @@ use super::{
     },
     volumes,
 };
-use crate::volume::is_within;
+use crate::{offload::service_names::add_namespaces, volume::is_within};
 
 /// Labels by which a pod selects virtual nodes, in addition to those in the domain liqo.io.
 const OF_VIRTUAL_NODES: [&str; 3] = ["kubernetes.io/hostname", "kubernetes.io/role", "type"];
@@ -32,6 +32,8 @@ pub struct Destination<'a> {
     pub cluster: &'a str,
     /// The remote namespace.
     pub namespace: &'a str,
+    /// Whether another namespace is offloaded under its own name.
+    pub is_same_there: &'a (dyn Fn(&str) -> bool + Sync),
     /// Labels by which the `clusterSelector` of the namespace and the `RemoteCluster` select the
     /// pod's node.
     pub selected: BTreeSet<String>,
@@ -94,22 +96,97 @@ pub fn caveats(home: &Value, destination: &Destination<'_>) -> Vec<(&'static str
             ),
         ));
     }
-    let namespace = home["metadata"]["namespace"].as_str().unwrap_or_default();
-    let places = naming(spec, &format!("{namespace}.svc"));
-    if namespace != destination.namespace && !places.is_empty() {
+    all.extend(names_of_home(home, destination));
+    all.extend(path_of_home(home, destination));
+    all
+}
+
+/// A pod of the account `default` of which a container has failed for the first time, with this new
+/// status. Nearly all pods of that account have a token and few use it, so such a pod gets no
+/// warning before.
+#[must_use]
+pub fn fails_without_token(home: &Value, status: &Value, cluster: &str) -> Option<(&'static str, String)> {
+    let spec = &home["spec"];
+    let is_of_default = matches!(spec["serviceAccountName"].as_str(), None | Some("" | "default"));
+    let is_new = has_failed(status) && !has_failed(&home["status"]);
+    (is_new && is_of_default && volumes::has_token(spec)).then(|| {
+        let note = format!(
+            "a container of the pod has failed, and it has no token of its service account default in the cluster {cluster}: if \
+             it calls the API server, keep the pod on nodes of this cluster, or set automountServiceAccountToken to false if it \
+             does not"
+        );
+        ("NoServiceAccountToken", note)
+    })
+}
+
+fn has_failed(status: &Value) -> bool {
+    let lists = ["containerStatuses", "initContainerStatuses"];
+    let mut all = lists
+        .iter()
+        .flat_map(|list| status[*list].as_array().into_iter().flatten());
+    all.any(|one| {
+        let mut ends = ["state", "lastState"].iter();
+        ends.any(|state| {
+            one[*state]["terminated"]["exitCode"]
+                .as_i64()
+                .is_some_and(|it| it != 0)
+        })
+    })
+}
+
+/// A pod that names Services of namespaces with another name in the remote cluster, or that are not
+/// there.
+fn names_of_home(home: &Value, destination: &Destination<'_>) -> Vec<(&'static str, String)> {
+    const REASON: &str = "NameOfHomeNamespace";
+    let own = home["metadata"]["namespace"].as_str().unwrap_or_default();
+    let (cluster, mut all) = (destination.cluster, Vec::new());
+    let (mut of_own, mut of_others, mut others) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+    for (place, part) in with_names(&home["spec"]) {
+        let mut named = BTreeSet::new();
+        add_namespaces(part, own, &mut named);
+        named.retain(|it| destination.leads_elsewhere(own, it));
+        if named.remove(own) {
+            of_own.insert(place.clone());
+        }
+        if !named.is_empty() {
+            of_others.insert(place);
+            others.extend(named);
+        }
+    }
+    if !of_own.is_empty() {
         all.push((
-            "NameOfHomeNamespace",
+            REASON,
             format!(
-                "{} has a name with {namespace}.svc, and the namespace of the pod in the cluster {cluster} is {}, where such \
-                 a name leads to nothing or to others: use the name of the Service alone, or the namespaceMappingStrategy \
+                "{} has a name with {own}.svc, and the namespace of the pod in the cluster {cluster} is {}, where such a name \
+                 leads to nothing or to others: use the name of the Service alone, or the namespaceMappingStrategy \
                  EnforceSameName, or keep the pod on nodes of this cluster",
-                joined(&places),
+                joined(&of_own),
                 destination.namespace
             ),
         ));
     }
-    all.extend(path_of_home(home, destination));
+    if !of_others.is_empty() {
+        all.push((
+            REASON,
+            format!(
+                "{} names Services in namespaces that are not offloaded under their own names ({}): in the cluster {cluster} \
+                 such a name leads to nothing, or to what that cluster has under it. Offload these with the \
+                 namespaceMappingStrategy EnforceSameName, or keep the pod on nodes of this cluster",
+                joined(&of_others),
+                joined(&others)
+            ),
+        ));
+    }
     all
+}
+
+impl Destination<'_> {
+    /// Whether names in a namespace do not lead to the same Services as at home, where the
+    /// namespace of the pod is `own`.
+    #[must_use]
+    pub fn leads_elsewhere(&self, own: &str, namespace: &str) -> bool {
+        namespace != self.namespace && (namespace == own || !(self.is_same_there)(namespace))
+    }
 }
 
 /// A pod whose required spreading is only preferred in the remote cluster. Spreading over clusters
@@ -222,38 +299,19 @@ fn ignored_labels<'a>(spec: &'a Value, selected: &BTreeSet<String>) -> BTreeSet<
     ignored
 }
 
-/// The fields that hold a host name in this domain, or the domain itself.
-fn naming(spec: &Value, domain: &str) -> BTreeSet<String> {
-    let mut places = BTreeSet::new();
+/// The fields that may hold the name of a Service, and their values.
+fn with_names(spec: &Value) -> Vec<(String, &Value)> {
+    let mut places = Vec::new();
     for list in ["containers", "initContainers"] {
         for container in spec[list].as_array().into_iter().flatten() {
             let name = container["name"].as_str().unwrap_or_default();
-            let fields = WITH_NAMES
-                .iter()
-                .filter(|field| names(&container[**field], domain));
-            places.extend(fields.map(|field| format!("spec.{list}[{name}].{field}")));
+            let fields = WITH_NAMES.iter();
+            places.extend(fields.map(|field| (format!("spec.{list}[{name}].{field}"), &container[*field])));
         }
     }
-    let of_pod = [
-        ("dnsConfig", &spec["dnsConfig"]["searches"]),
-        ("hostAliases", &spec["hostAliases"]),
-    ];
-    let of_pod = of_pod.into_iter().filter(|(_, value)| names(value, domain));
-    places.extend(of_pod.map(|(field, _)| format!("spec.{field}")));
+    places.push(("spec.dnsConfig".to_owned(), &spec["dnsConfig"]["searches"]));
+    places.push(("spec.hostAliases".to_owned(), &spec["hostAliases"]));
     places
-}
-
-fn names(part: &Value, domain: &str) -> bool {
-    let continues = |next: Option<char>| next.is_some_and(|it| it.is_ascii_alphanumeric() || it == '-');
-    match part {
-        Value::String(text) => text.match_indices(domain).any(|(at, _)| {
-            let (before, after) = (&text[..at], &text[at + domain.len()..]);
-            !continues(before.chars().next_back()) && !continues(after.chars().next())
-        }),
-        Value::Array(all) => all.iter().any(|one| names(one, domain)),
-        Value::Object(all) => all.values().any(|one| names(one, domain)),
-        _ => false,
-    }
 }
 
 fn joined<T: AsRef<str>>(all: &BTreeSet<T>) -> String {
@@ -273,6 +331,7 @@ mod tests {
         Destination {
             cluster: "milan",
             namespace,
+            is_same_there: &|namespace| namespace == "same",
             selected: ["country".to_owned()].into(),
             settings: settings(),
         }
@@ -382,11 +441,21 @@ mod tests {
             assert!(there[0].1.starts_with(&format!("{place} ")), "{}", there[0].1);
             assert!(said(&spec, "shop").is_empty());
         }
+        let there = said(
+            &container("args", json!(["web.shop.svc", "db.data.svc", "db.same.svc"])),
+            "shop",
+        );
+        assert_eq!((there.len(), there[0].0), (1, "NameOfHomeNamespace"));
+        let note = &there[0].1;
+        assert!(
+            note.starts_with("spec.containers[web].args names") && note.contains(" (data): "),
+            "{note}"
+        );
         for other in [
-            "db.bookshop.svc",
             "db.shop.svc-2",
             "db.shop",
             "db.shop-home.svc",
+            "db.same.svc",
             "db",
         ] {
             assert!(

@@ -23,7 +23,7 @@ mod unplaced;
 mod volumes;
 
 pub use self::{
-    caveats::{Destination, caveats},
+    caveats::{Destination, caveats, fails_without_token},
     changes::{CARRIED, Change, Patch},
     decision::{Act, End, HomePod, PodFacts, RemotePod, Waiting, decide_pod},
     kept::not_kept,
@@ -36,8 +36,8 @@ pub use self::{
         least_final_status, remote_status, started_status, unreachable_status, waiting_status,
     },
     unplaced::{
-        Avoided, Circumstances, Unplaced, UnplacedFacts, UnplacedStep, decide_unplaced, replaceable,
-        still_avoided, unplaced,
+        Avoided, Circumstances, Unplaced, UnplacedFacts, UnplacedStep, decide_unplaced, irreplaceable,
+        replaceable, still_avoided, unplaced,
     },
 };
 

@@ -7,12 +7,17 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-/// Controllers that replace each deleted pod. A Job is not one of them: it counts a deleted pod as
-/// failed.
-const REPLACING: [(&str, &str); 3] = [
-    ("apps/v1", "ReplicaSet"),
-    ("v1", "ReplicationController"),
-    ("apps/v1", "StatefulSet"),
+/// Controllers that replace each deleted pod, by API group and kind. A Job is not one of them: it
+/// counts a deleted pod as failed. Nor are kinds of which this is not documented: their pods could
+/// be lost.
+const REPLACING: [(&str, &str); 5] = [
+    ("", "ReplicationController"),
+    ("apps", "ReplicaSet"),
+    ("apps", "StatefulSet"),
+    // https://github.com/strimzi/proposals/blob/main/031-statefulset-removal.md
+    ("core.strimzi.io", "StrimziPodSet"),
+    // https://cloudnative-pg.io/documentation/1.21/failure_modes/
+    ("postgresql.cnpg.io", "Cluster"),
 ];
 /// The shortest time between two pods of one controller that are given up. What blocks giving up a
 /// pod is read again after the same time.
@@ -112,19 +117,53 @@ pub fn unplaced(home: &Value, remote: &Value) -> Option<Unplaced> {
 /// and the scheduler at home chose its node and can choose another one for the next pod.
 #[must_use]
 pub fn replaceable(home: &Value, why: &str) -> Option<Unplaced> {
-    let is_deleted = home["metadata"]["deletionTimestamp"].is_string();
-    if is_deleted || !is_scheduled(home) || !may_run_here(&home["spec"]) {
-        return None;
-    }
-    let owners = home["metadata"]["ownerReferences"].as_array()?;
-    let owner = owners.iter().find(|it| it["controller"] == true)?;
-    let replaces = REPLACING
-        .iter()
-        .any(|(version, kind)| owner["apiVersion"] == *version && owner["kind"] == *kind);
-    replaces.then(|| Unplaced {
+    let owner = controller(home).filter(|owner| replaces(owner) && may_go_back(home))?;
+    Some(Unplaced {
         controller: owner["uid"].as_str().unwrap_or_default().to_owned(),
         why: why.to_owned(),
     })
+}
+
+/// Why a home pod that the scheduler could place elsewhere is not given up, and the way out, if
+/// that is because of its controller.
+#[must_use]
+pub fn irreplaceable(home: &Value) -> Option<String> {
+    let owner = controller(home);
+    if owner.is_some_and(replaces) || !may_go_back(home) {
+        return None;
+    }
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    Some(match owner {
+        Some(owner) => format!(
+            "It does not go back by itself, because its controller, the {} {}, is not known to replace each pod that is \
+             deleted. If it does, cordon the node {} and delete the pod",
+            text(&owner["kind"]),
+            text(&owner["name"]),
+            text(&home["spec"]["nodeName"])
+        ),
+        None => "It does not go back by itself, because it has no controller that replaces it: delete it, and create it \
+                 again with the node affinity liqo.io/type NotIn [virtual-node]"
+            .to_owned(),
+    })
+}
+
+fn controller(home: &Value) -> Option<&Value> {
+    let owners = home["metadata"]["ownerReferences"].as_array()?;
+    owners.iter().find(|it| it["controller"] == true)
+}
+
+fn replaces(owner: &Value) -> bool {
+    let version = owner["apiVersion"].as_str().unwrap_or_default();
+    let group = version.split_once('/').map_or("", |(group, _)| group);
+    REPLACING
+        .iter()
+        .any(|(of, kind)| group == *of && owner["kind"] == *kind)
+}
+
+/// Whether the scheduler chose its node, and may choose another one for the next pod.
+fn may_go_back(home: &Value) -> bool {
+    let is_deleted = home["metadata"]["deletionTimestamp"].is_string();
+    !is_deleted && is_scheduled(home) && may_run_here(&home["spec"])
 }
 
 fn condition<'a>(pod: &'a Value, kind: &str) -> Option<&'a Value> {
@@ -290,6 +329,10 @@ mod tests {
             ("apps/v1", "DaemonSet", false),
             ("batch/v1", "Job", false),
             ("example.org/v1", "ReplicaSet", false),
+            ("core.strimzi.io/v1beta2", "StrimziPodSet", true),
+            ("postgresql.cnpg.io/v1", "Cluster", true),
+            ("example.org/v1", "Cluster", false),
+            ("argoproj.io/v1alpha1", "Workflow", false),
         ] {
             let mut pod = home();
             pod["metadata"]["ownerReferences"][1]["kind"] = json!(kind);
@@ -306,6 +349,34 @@ mod tests {
         let mut named = home();
         named["status"]["conditions"] = json!([]);
         assert_eq!(unplaced(&named, &remote()), None, "its template names the node");
+    }
+
+    #[test]
+    fn what_is_not_given_up_because_of_its_controller_says_so() {
+        assert_eq!(irreplaceable(&home()), None);
+        let owned = |kind: &str| {
+            let mut pod = home();
+            let owner = &mut pod["metadata"]["ownerReferences"][1];
+            (owner["apiVersion"], owner["kind"], owner["name"]) =
+                (json!("example.org/v1"), json!(kind), json!("nightly"));
+            pod
+        };
+        let why = irreplaceable(&owned("Workflow")).unwrap();
+        assert!(
+            why.contains("the Workflow nightly,") && why.contains("cordon the node milan"),
+            "{why}"
+        );
+        let mut bare = home();
+        bare["metadata"]["ownerReferences"] = json!([]);
+        let why = irreplaceable(&bare).unwrap();
+        assert!(why.contains("no controller"), "{why}");
+        // Another pod would be there as well.
+        let mut remote_only = owned("Workflow");
+        remote_only["spec"]["runtimeClassName"] = json!("liqo");
+        assert_eq!(irreplaceable(&remote_only), None);
+        let mut named = owned("Workflow");
+        named["status"]["conditions"] = json!([]);
+        assert_eq!(irreplaceable(&named), None);
     }
 
     #[test]

@@ -6,7 +6,7 @@ mod caveats;
 mod object;
 mod slices;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 pub use self::{
     caveats::caveats,
@@ -96,6 +96,9 @@ pub struct Original {
     pub fingerprint: Fingerprint,
     /// The selector of its pods, if it is a Service with a selector.
     pub selector: BTreeMap<String, String>,
+    /// Some of the namespaces of Services that its data name, if it is a `ConfigMap` or Secret: they are compared and
+    /// never written anywhere, because a Secret may hold them.
+    pub namespaces: BTreeSet<String>,
 }
 
 /// The metadata of an object in the remote namespace.

@@ -1,8 +1,9 @@
 //! Reads objects as JSON: which parts of an object at home are copied, and which parts of a remote object are
 //! a copy.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use base64::{Engine, engine::general_purpose::STANDARD};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, from_value, json};
 
@@ -10,7 +11,10 @@ use super::{
     COPIED_KEYS, Fingerprint, Found, HOME_OBJECT_UID, Kind, Marks, Original, ROOT_CERTIFICATES, SKIP,
     name_of_copy,
 };
-use crate::volume::{digest, is_within, marks_ownership};
+use crate::{
+    offload::service_names::{add_namespaces, namespaces},
+    volume::{digest, is_within, marks_ownership},
+};
 
 /// Digits of the hashes in a [`Fingerprint`].
 const DIGITS: usize = 32;
@@ -48,6 +52,9 @@ const OF_AN_ACCOUNT: [&str; 2] = [
     "kubernetes.io/service-account.name",
     "openshift.io/internal-registry-auth-token.service-account",
 ];
+
+/// Namespaces that are remembered of one object.
+const MOST_NAMESPACES: usize = 8;
 
 type Pairs = BTreeMap<String, String>;
 
@@ -112,6 +119,7 @@ pub fn wanted(kind: Kind, mut object: Value, marks: &Marks) -> Result<Wanted, No
         Kind::Service => from_value(object["spec"]["selector"].clone()).unwrap_or_default(),
         Kind::ConfigMap | Kind::Secret | Kind::EndpointSlice => BTreeMap::new(),
     };
+    let namespace = text(&object["metadata"]["namespace"]).to_owned();
     let families = Some(object["spec"]["ipFamilies"].clone());
     let families = families.filter(|it| kind == Kind::Service && says_something(it));
     let content = match kind {
@@ -120,6 +128,7 @@ pub fn wanted(kind: Kind, mut object: Value, marks: &Marks) -> Result<Wanted, No
         Kind::EndpointSlice => endpoints(&object),
     };
     let fingerprint = fingerprint(kind, &labels, &annotations, &content);
+    let namespaces = named_namespaces(kind, &content["data"], &namespace);
     let mut object = json!({
         "apiVersion": kind.api_version(),
         "kind": format!("{kind:?}"),
@@ -135,9 +144,28 @@ pub fn wanted(kind: Kind, mut object: Value, marks: &Marks) -> Result<Wanted, No
             copy,
             fingerprint,
             selector,
+            namespaces,
         },
         object,
     })
+}
+
+/// The namespaces of Services that the data of a `ConfigMap` or Secret name, the own one first.
+fn named_namespaces(kind: Kind, data: &Value, own: &str) -> BTreeSet<String> {
+    let mut all = BTreeSet::new();
+    match kind {
+        Kind::ConfigMap => add_namespaces(data, own, &mut all),
+        Kind::Secret => {
+            let values = data.as_object().into_iter().flatten();
+            for value in values.filter_map(|(_, value)| STANDARD.decode(text(value)).ok()) {
+                let value = String::from_utf8_lossy(&value);
+                all.extend(namespaces(&value, own).map(str::to_owned));
+            }
+        }
+        Kind::Service | Kind::EndpointSlice => {}
+    }
+    let own = all.take(own);
+    own.into_iter().chain(all).take(MOST_NAMESPACES).collect()
 }
 
 /// Why an object of the cluster `home` is not copied.

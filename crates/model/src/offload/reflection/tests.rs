@@ -585,3 +585,29 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn namespaces_of_services_are_found_in_the_data_of_an_object() {
+    let found = |kind, content| {
+        wanted(kind, named("a", kind, content), &marks())
+            .unwrap()
+            .original
+            .namespaces
+    };
+    let settings = json!({"data": {"url": "http://db.data.svc", "own": "web.shop.svc", "color": "red"}});
+    assert_eq!(
+        found(Kind::ConfigMap, settings),
+        ["data".to_owned(), "shop".to_owned()].into()
+    );
+    // postgres://user:word@db.data.svc/x
+    let secret = json!({"data": {"url": "cG9zdGdyZXM6Ly91c2VyOndvcmRAZGIuZGF0YS5zdmMveA==", "key": "/wA="}});
+    assert_eq!(found(Kind::Secret, secret), ["data".to_owned()].into());
+    let many: Vec<String> = (0..99).map(|at| format!("db.a{at}.svc")).collect();
+    let many = found(
+        Kind::ConfigMap,
+        json!({"data": {"all": many.join(" "), "own": "shop.svc"}}),
+    );
+    assert!(many.len() == 8 && many.contains("shop"), "{many:?}");
+    let service = json!({"spec": {"type": "ExternalName", "externalName": "db.data.svc"}});
+    assert!(found(Kind::Service, service).is_empty());
+}

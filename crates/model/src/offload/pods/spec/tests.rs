@@ -1,6 +1,6 @@
 use super::*;
 use crate::offload::{
-    pods::{Destination, caveats},
+    pods::{Destination, caveats, fails_without_token},
     reflection::name_of_copy,
 };
 
@@ -179,6 +179,7 @@ fn fields_with_another_meaning_there_are_reported() {
         let destination = Destination {
             cluster: "milan",
             namespace: "shop",
+            is_same_there: &|_| true,
             selected: BTreeSet::new(),
             settings: &RemoteSettings::default(),
         };
@@ -218,6 +219,34 @@ fn fields_with_another_meaning_there_are_reported() {
         ),
     ] {
         assert_eq!(reasons(&spec), said, "{spec}");
+    }
+}
+
+#[test]
+fn a_pod_without_the_token_of_default_is_reported_when_it_fails() {
+    let with = |account: &str, status: Value| {
+        let mut home = pod(&usual());
+        home["spec"]["serviceAccountName"] = account.into();
+        home["status"] = status;
+        home
+    };
+    let runs = json!({"containerStatuses": [{"name": "web", "state": {"running": {}}}]});
+    let ended = |state: &str, code: i64| json!({"containerStatuses": [{"name": "web", state: {"terminated": {"exitCode": code}}}]});
+    let initial =
+        json!({"initContainerStatuses": [{"name": "init", "state": {"terminated": {"exitCode": 2}}}]});
+    for (home, status, is_reported) in [
+        (with("default", runs.clone()), ended("state", 1), true),
+        (with("default", Value::Null), ended("lastState", 1), true),
+        (with("default", runs.clone()), initial, true),
+        (with("default", runs.clone()), ended("state", 0), false),
+        (with("default", runs.clone()), runs.clone(), false),
+        (with("default", ended("state", 1)), ended("lastState", 1), false),
+        (with("runner", runs.clone()), ended("state", 1), false),
+        (json!({"spec": {}}), ended("state", 1), false),
+    ] {
+        let said = fails_without_token(&home, &status, "milan");
+        assert_eq!(said.is_some(), is_reported, "{status}");
+        assert!(said.is_none_or(|(_, note)| note.contains("in the cluster milan")));
     }
 }
 
