@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bomb_is_refused() {
+    fn a_decompression_bomb_is_refused() {
         let bomb = zstd::bulk::compress(&vec![0; 64 << 20], 19).unwrap();
         assert!(bomb.len() < 16 << 10);
         for length in [1u32, 1 << 20, 3 << 20, u32::MAX] {
@@ -147,7 +147,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_make_the_decoder_stumble(
+        fn no_bytes_make_the_decoder_panic(
             encoding in 0u8..3, length in 0u32..4096, body in proptest::collection::vec(any::<u8>(), 0..300),
         ) {
             let mut decoder = Decoder::new().unwrap();

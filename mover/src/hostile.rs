@@ -341,7 +341,7 @@ fn a_source_cannot_write_through_a_link_it_has_sent() {
 }
 
 #[test]
-fn a_source_has_to_keep_to_the_order_and_to_what_may_be_set() {
+fn a_source_must_keep_the_order_and_set_only_allowed_attributes() {
     let fifo = |name| entry(name, Kind::Fifo);
     refused_as_protocol(
         "names out of order",
@@ -397,7 +397,7 @@ fn a_source_has_to_keep_to_the_order_and_to_what_may_be_set() {
 }
 
 #[test]
-fn a_source_cannot_send_other_bytes_than_were_asked_for() {
+fn a_source_cannot_send_bytes_that_were_not_requested() {
     let hash: Hash = *blake3::hash(b"public").as_bytes();
     let data = |fetch, chunk, hash, bytes: &'static [u8]| {
         let length = u32::try_from(bytes.len()).unwrap();
@@ -569,7 +569,7 @@ fn fetches(fetches: Vec<RawFetch>) -> Vec<TargetMessage> {
 }
 
 #[test]
-fn a_target_sees_nothing_but_the_tree() {
+fn a_target_can_read_only_files_of_the_tree() {
     let place = Place::new();
     std::os::unix::fs::symlink(place.outside(), place.root().join("dir")).unwrap();
     std::os::unix::fs::symlink(place.outside().join("secret"), place.root().join("file")).unwrap();
@@ -623,7 +623,7 @@ fn known_many(path: &str, count: usize, last: bool) -> TargetMessage {
 }
 
 #[test]
-fn a_target_cannot_ask_for_more_than_there_may_be() {
+fn a_target_cannot_request_more_chunks_than_a_file_may_have() {
     let place = Place::new();
     fs::write(place.root().join("f"), "x").unwrap();
     let none = RawFetch {
@@ -671,7 +671,7 @@ fn a_target_cannot_ask_for_more_than_there_may_be() {
 }
 
 #[test]
-fn a_target_cannot_send_more_known_than_it_may() {
+fn a_target_cannot_send_more_known_entries_than_its_credit() {
     let place = Place::new();
     for name in 0..2000 {
         fs::write(place.root().join(name.to_string()), "x").unwrap();
@@ -744,7 +744,7 @@ fn the_reason_of_a_target_that_has_ended_is_read() {
 
 /// Whatever the target is still sending.
 #[test]
-fn a_source_that_fails_ends_when_its_target_has() {
+fn a_failed_source_ends_when_its_target_disconnects() {
     let place = Place::new();
     let mut folder = rustix::fs::open(place.root(), OFlags::DIRECTORY, Mode::empty()).unwrap();
     for _ in 0..21 {
@@ -827,7 +827,7 @@ fn honest() -> Script {
 }
 
 #[test]
-fn the_honest_script_is_taken() {
+fn the_unmodified_script_is_accepted() {
     let place = Place::new();
     play(&place.root(), honest()).unwrap();
     assert_eq!(fs::read(place.root().join("f")).unwrap(), b"public");
@@ -858,7 +858,7 @@ proptest! {
 
 proptest! {
     #[test]
-    fn no_bytes_make_a_decoder_stumble(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+    fn no_bytes_make_any_message_decoder_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
         let _ = FromSource::decode(&bytes[..]);
         if let Ok(FromTarget { message: Some(TargetMessage::Fetch(fetches)) }) = FromTarget::decode(&bytes[..]) {
             for fetch in fetches.fetches {

@@ -869,7 +869,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lost_is_remembered() {
+    fn losses_are_recorded_in_the_journal() {
         let (clean, content, digest, losses) = told(&written_in(FORMAT));
         assert_eq!((clean, content, digest), (true, Some([7; 32]), Some([8; 32])));
         assert_eq!(
@@ -880,7 +880,7 @@ mod tests {
 
     /// A pass that was killed in the middle of its last directory, which is larger than a block.
     #[test]
-    fn only_complete_directories_of_an_aborted_pass_are_believed() {
+    fn only_complete_directories_of_an_aborted_pass_are_used() {
         let root = tempfile::tempdir().unwrap();
         let journal = Journal::new(root.path(), &MoveId::new("aborted", 1).unwrap());
         journal.make().unwrap();
@@ -924,7 +924,7 @@ mod tests {
 
     /// Directories without a digest are listed again, and files that are not clean are compared.
     #[test]
-    fn of_a_journal_of_a_version_before_only_part_is_believed() {
+    fn only_part_of_a_journal_of_the_previous_version_is_used() {
         for (format, is_clean) in [(1, false), (2, true)] {
             let (clean, content, digest, _) = told(&written_in(format));
             assert_eq!((clean, content, digest), (is_clean, Some([7; 32]), None));

@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_leads_out_of_the_tree_is_no_path() {
+    fn paths_that_leave_the_tree_are_refused() {
         for bad in [
             "/", "/a", "a/", "a//b", "..", "a/..", "../a", "a/../b", ".", "a/./b", "a\0b",
         ] {
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_goes_before_what_is_in_it_and_that_before_its_next_sibling() {
+    fn a_directory_is_ordered_before_its_content_and_that_before_siblings() {
         let mut paths = ["b", "a-b", "a/b/c", "", "a", "a/b", "a/b-"].map(path);
         paths.sort();
         assert_eq!(paths, ["", "a", "a/b", "a/b/c", "a/b-", "a-b", "b"].map(path));
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_long_path_both_ends_are_shown() {
+    fn a_long_path_is_shown_with_both_ends() {
         let shown = TreePath::parse(&[b"a/", &b"\xff/".repeat(2000)[..], "\u{e4}/z".as_bytes()].concat())
             .unwrap()
             .to_string();
@@ -218,7 +218,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn order_is_that_of_the_components(a in "[a-c/-]{0,9}", b in "[a-c/-]{0,9}") {
+        fn paths_are_ordered_by_their_components(a in "[a-c/-]{0,9}", b in "[a-c/-]{0,9}") {
             if let (Ok(a), Ok(b)) = (TreePath::parse(a.as_bytes()), TreePath::parse(b.as_bytes())) {
                 let parts = |path: &TreePath| -> Vec<Vec<u8>> {
                     if path.is_root() { return Vec::new() }

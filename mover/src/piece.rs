@@ -279,7 +279,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_come_back_as_they_were() {
+    fn pieces_survive_the_round_trip() {
         let ranges = vec![
             Range { offset: 4, length: 3 },
             Range {
@@ -338,7 +338,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_make_the_decoder_stumble(bytes in proptest::collection::vec(any::<u8>(), 0..400), tag in 0u8..7) {
+        fn no_bytes_make_the_decoder_panic(bytes in proptest::collection::vec(any::<u8>(), 0..400), tag in 0u8..7) {
             let mut bytes = bytes;
             if let Some(first) = bytes.first_mut() { *first = tag; }
             let mut pieces = Pieces::of(&bytes);

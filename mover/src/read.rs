@@ -450,7 +450,7 @@ mod tests {
     const BATCH_FRAME: u8 = FrameKind::Batch as u8;
 
     #[test]
-    fn a_lane_is_not_silent_while_nothing_differs() {
+    fn a_lane_sends_pings_while_nothing_differs() {
         let kinds = sent(None, |out| {
             thread::sleep(Duration::from_millis(20));
             out.keep_alive().unwrap();
@@ -461,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_is_not_silent_while_it_waits_for_its_bandwidth() {
+    fn a_lane_sends_pings_while_it_waits_for_its_bandwidth() {
         let kinds = sent(Some(100), |out| out.send().unwrap());
         assert!(matches!(kinds[..], [PING_FRAME, .., BATCH_FRAME]), "{kinds:?}");
     }

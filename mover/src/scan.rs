@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn directories_come_in_the_order_of_their_paths_and_each_once() {
+    fn each_directory_is_found_once_in_path_order() {
         let root = tempfile::tempdir().unwrap();
         let mut expected = vec![TreePath::root()];
         for a in 0..70 {
@@ -466,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn a_large_directory_is_read_in_parts_that_make_the_whole() {
+    fn the_parts_of_a_large_directory_are_complete() {
         let root = tempfile::tempdir().unwrap();
         for at in 0..2500 {
             fs::write(root.path().join(format!("{:04}", at * 7 % 2500)), "").unwrap();

@@ -573,7 +573,7 @@ mod tests {
     use crate::{path::Name, tree::inode_of};
 
     #[test]
-    fn attributes_of_another_inode_that_has_the_name_by_now_are_not_taken() {
+    fn attributes_of_an_inode_that_replaced_another_are_not_used() {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("x");
         std::fs::write(&path, "").unwrap();

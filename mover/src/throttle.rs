@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_sent_in_a_second_is_the_rate_and_a_tenth() {
+    fn the_throttle_allows_the_rate_plus_a_tenth_in_a_second() {
         let throttle = Throttle::new(std::num::NonZeroU64::new(1000));
         let start = Instant::now() + Duration::from_secs(5);
         let (mut now, mut sent) = (start, 0);

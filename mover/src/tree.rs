@@ -644,7 +644,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lease_is_waited_for_less_and_less_often_and_not_for_ever() {
+    fn a_file_lease_is_polled_with_growing_pauses_and_a_limit() {
         let attempts = |needed: usize| {
             let (mut made, mut pauses) = (0, Vec::new());
             let open = || {
@@ -667,7 +667,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_client_of_nfs_deleted_is_gone() {
+    fn a_stale_nfs_handle_counts_as_deleted_except_for_the_root() {
         let (root, below) = (TreePath::root(), TreePath::parse(b"d").unwrap());
         for (errno, in_root, elsewhere) in [
             (Errno::NOENT, true, true),

@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_come_back_without_the_pings() {
+    fn frames_are_read_back_without_the_pings() {
         let mut writer = FrameWriter::new(Vec::new());
         writer.send(FrameKind::Control, b"one").unwrap();
         writer.send(FrameKind::Ping, b"").unwrap();
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_false_length_costs_no_memory() {
+    fn a_false_frame_length_allocates_no_memory() {
         let bytes = frame(FrameKind::Batch as u8, 1 + (4 << 20), b"abc");
         let mut reader = FrameReader::new(&bytes[..]);
         assert!(matches!(reader.next(), Err(WireError::Broken(_))));
@@ -173,7 +173,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_make_the_reader_stumble(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn no_bytes_make_the_frame_reader_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             let mut reader = FrameReader::new(&bytes[..]);
             while reader.next().is_ok() {}
         }

@@ -209,7 +209,7 @@ fn an_interrupted_pass_resumes_also_in_a_new_process() {
 }
 
 #[test]
-fn what_changes_while_it_is_read_is_right_after_the_next_pass() {
+fn a_device_changed_during_a_pass_is_equal_after_the_next_pass() {
     let devices = Devices::new();
     let mut target = devices.open();
     let source = File::options().write(true).open(devices.at("source")).unwrap();
@@ -232,7 +232,7 @@ fn what_changes_while_it_is_read_is_right_after_the_next_pass() {
 }
 
 #[test]
-fn a_larger_device_keeps_what_is_behind_the_end() {
+fn a_larger_target_device_keeps_the_bytes_beyond_the_source() {
     let devices = Devices::new();
     devices.resize_target(SIZE + (20 << 20));
     let behind = File::options()
@@ -304,7 +304,7 @@ impl Drop for Loop {
 }
 
 #[test]
-fn real_block_devices_do_too() {
+fn a_real_block_device_is_copied() {
     if !is_root() {
         return;
     }

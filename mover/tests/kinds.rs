@@ -120,7 +120,7 @@ fn acl() -> Vec<u8> {
 }
 
 #[test]
-fn every_kind_arrives_and_an_unchanged_tree_costs_nothing() {
+fn every_kind_of_file_is_copied_and_an_unchanged_tree_transfers_nothing() {
     let pair = Pair::new();
     fill(&pair.source);
     let report = pair.last_pass();
@@ -148,7 +148,7 @@ fn every_kind_arrives_and_an_unchanged_tree_costs_nothing() {
 
 /// A write that began a while ago may still be in progress.
 #[test]
-fn what_changed_a_moment_ago_is_read_again_and_not_sent_again() {
+fn recently_changed_files_are_read_again_but_not_sent_again() {
     let pair = Pair::new();
     for name in ["a", "b"] {
         fs::write(pair.source.join(name), name).unwrap();
@@ -196,7 +196,7 @@ fn other_file_systems_keep_the_same() {
 }
 
 #[test]
-fn what_changes_its_kind_its_links_or_goes_away_follows() {
+fn changed_kinds_links_and_deletions_are_copied() {
     let pair = Pair::new();
     fill(&pair.source);
     pair.last_pass();
@@ -263,7 +263,7 @@ fn links_stay_one_inode_when_one_of_them_is_replaced() {
 
 /// The inode number of a deleted file is reused for the next one.
 #[test]
-fn links_whose_number_another_inode_has_now_are_replaced() {
+fn links_whose_inode_number_was_reused_are_replaced() {
     if !is_root() {
         return;
     }
@@ -388,7 +388,7 @@ fn many_extended_attributes_of_several_inodes_in_one_directory_are_kept() {
 
 /// In ext4 those of an inode share a block.
 #[test]
-fn an_extended_attribute_takes_the_space_of_another() {
+fn an_extended_attribute_may_use_the_space_freed_by_another() {
     if !is_root() {
         return;
     }
@@ -414,7 +414,7 @@ fn an_extended_attribute_takes_the_space_of_another() {
 }
 
 #[test]
-fn what_the_target_cannot_hold_is_named_by_the_first_pass() {
+fn a_file_too_large_for_the_target_is_named_by_the_first_pass() {
     if !is_root() {
         return;
     }
@@ -684,7 +684,7 @@ fn a_file_with_a_path_that_is_too_long_is_an_error_of_the_source() {
 
 /// The stamps of what is in a directory stay when it is moved away and back.
 #[test]
-fn a_directory_that_was_another_one_during_a_pass_that_failed_is_copied_again() {
+fn a_directory_replaced_during_a_failed_pass_is_copied_again() {
     let pair = Pair::new();
     let (here, aside) = (pair.source.join("d"), pair.folder.path().join("aside"));
     fs::create_dir(&here).unwrap();
@@ -709,7 +709,7 @@ fn a_directory_that_was_another_one_during_a_pass_that_failed_is_copied_again() 
 }
 
 #[test]
-fn what_was_finished_before_stays_as_it_is() {
+fn a_finished_target_is_not_changed_by_another_finish() {
     let pair = Pair::new();
     fill(&pair.source);
     pair.last_pass();
@@ -759,7 +759,7 @@ fn pass_as(user: u32, pair: &Pair) {
 
 /// Where root is not admitted, movers run as the owner of all files.
 #[test]
-fn an_owner_without_capabilities_changes_what_it_may_only_read() {
+fn an_owner_without_capabilities_can_change_read_only_files() {
     if !is_root() {
         return;
     }
@@ -794,7 +794,7 @@ fn an_owner_without_capabilities_changes_what_it_may_only_read() {
 }
 
 #[test]
-fn acls_are_kept_and_not_handed_down() {
+fn acls_are_kept_and_not_inherited() {
     let pair = Pair::new();
     let dir = pair.source.join("dir");
     fs::create_dir(&dir).unwrap();
@@ -846,7 +846,7 @@ fn pass_from_a_pod(pair: &Pair) -> PassReport {
 }
 
 #[test]
-fn what_cannot_be_carried_over_is_said_as_far_as_it_is_seen() {
+fn lost_attributes_and_flags_are_reported_as_far_as_they_are_visible() {
     if !is_root() {
         return;
     }
@@ -889,7 +889,7 @@ fn chattr(change: &str, path: &Path) {
 }
 
 #[test]
-fn what_cannot_be_carried_over_is_said_by_each_pass_until_it_is_gone() {
+fn lost_attributes_are_reported_by_each_pass_until_they_are_removed() {
     if !is_root() {
         return;
     }
@@ -932,7 +932,7 @@ fn what_cannot_be_carried_over_is_said_by_each_pass_until_it_is_gone() {
 
 /// Some of them the kernel shows only for an open file.
 #[test]
-fn every_inode_flag_that_is_lost_is_said() {
+fn every_lost_inode_flag_is_reported() {
     if !is_root() {
         return;
     }
@@ -976,7 +976,7 @@ fn every_inode_flag_that_is_lost_is_said() {
 
 /// Flag `C` tells btrfs to write files in place, without copies and checksums.
 #[test]
-fn what_is_written_in_place_on_btrfs_is_so_on_another_and_lost_on_no_other_file_system() {
+fn the_nocow_flag_is_kept_on_btrfs_and_no_loss_on_other_file_systems() {
     if !is_root() {
         return;
     }
@@ -1011,7 +1011,7 @@ fn what_is_written_in_place_on_btrfs_is_so_on_another_and_lost_on_no_other_file_
 
 /// The directory is read in several parts.
 #[test]
-fn flags_are_counted_in_all_of_a_large_directory_and_its_own_once() {
+fn lost_flags_are_counted_once_in_a_large_directory() {
     let pair = Pair::new();
     let large = pair.source.join("large");
     fs::create_dir(&large).unwrap();

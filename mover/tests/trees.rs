@@ -314,7 +314,7 @@ proptest! {
 /// What passes write while pods run is verified meanwhile, so that during the cut-over only the last pass has
 /// to be verified; also if the pods write all the time.
 #[test]
-fn what_was_read_back_is_not_read_again() {
+fn verified_data_is_not_read_again() {
     let pair = Pair::new();
     fs::create_dir(pair.source.join("d")).unwrap();
     for name in ["a", "b"] {
@@ -339,7 +339,7 @@ fn what_was_read_back_is_not_read_again() {
 
 /// Another pod has written to the target's volume.
 #[test]
-fn what_others_write_to_the_target_shows_in_its_attributes() {
+fn writes_of_others_to_the_target_are_detected_by_attributes() {
     let pair = Pair::new();
     fs::create_dir(pair.source.join("d")).unwrap();
     fs::write(pair.source.join("d/a"), "as it is").unwrap();

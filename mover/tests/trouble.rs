@@ -88,7 +88,7 @@ fn pass_through(
 }
 
 #[test]
-fn a_cut_halfway_costs_no_second_transfer() {
+fn a_pass_cut_halfway_is_resumed_without_a_second_transfer() {
     let pair = Pair::new();
     fill(&pair.source, 2000, 150 << 20);
     let total: u64 = common::see(&pair.source).len() as u64;
@@ -123,7 +123,7 @@ fn walk_size(root: &Path) -> u64 {
 }
 
 #[test]
-fn what_was_moved_away_during_a_pass_that_broke_and_then_back_is_not_taken_for_unchanged() {
+fn a_directory_moved_away_and_back_around_a_broken_pass_is_compared() {
     let pair = Pair::new();
     for (directory, word) in [("a", "in a"), ("b", "in b")] {
         fs::create_dir_all(pair.source.join(directory).join("sub/deeper")).unwrap();
@@ -266,7 +266,7 @@ fn onto(image: &Image) -> Pair {
 }
 
 #[test]
-fn a_full_disk_is_reported_with_its_path_and_the_pass_goes_on_when_there_is_room() {
+fn a_full_disk_is_reported_with_its_path_and_a_pass_resumes_with_space() {
     if !is_root() {
         return;
     }
@@ -292,7 +292,7 @@ fn a_full_disk_is_reported_with_its_path_and_the_pass_goes_on_when_there_is_room
 
 /// A pass that can never fit does not begin: neither by bytes nor by inodes.
 #[test]
-fn a_target_that_is_too_small_is_told_before_anything_is_sent() {
+fn a_target_that_is_too_small_is_reported_before_anything_is_sent() {
     if !is_root() {
         return;
     }
@@ -348,7 +348,7 @@ fn a_full_disk_is_freed_by_deleting_what_the_source_lacks() {
 /// The walk creates empty files at their new place before it reaches the old one: there are not enough inodes
 /// for both.
 #[test]
-fn what_moved_ahead_of_its_old_place_fits_in_the_end() {
+fn files_moved_to_an_earlier_path_fit_after_some_passes() {
     if !is_root() {
         return;
     }
@@ -388,7 +388,7 @@ fn attempt_until_it_fits(pair: &Pair, target: &mut Target) {
 
 /// The file is as long as before.
 #[test]
-fn what_the_source_has_freed_within_a_file_is_freed_before_others_are_written() {
+fn freed_ranges_of_a_file_are_freed_before_others_are_written() {
     if !is_root() {
         return;
     }
@@ -521,7 +521,7 @@ fn a_file_under_a_lease_is_waited_for_and_named() {
 }
 
 #[test]
-fn what_is_written_through_a_mapping_is_never_missed() {
+fn writes_through_a_memory_mapping_are_never_missed() {
     if !is_root() {
         return;
     }
@@ -584,7 +584,7 @@ fn files_that_change_shrink_and_vanish_during_a_pass_are_right_after_the_next() 
 }
 
 #[test]
-fn a_last_pass_refuses_what_still_changes() {
+fn a_last_pass_fails_if_a_file_still_changes() {
     let pair = Pair::new();
     fs::write(pair.source.join("log"), noise(1, 40 << 20)).unwrap();
     let stop = AtomicBool::new(false);
@@ -696,7 +696,7 @@ fn either_side_may_be_killed_at_any_time() {
 }
 
 #[test]
-fn only_the_peer_of_this_move_is_let_in() {
+fn only_the_peer_of_this_move_may_connect() {
     use mover::{
         credentials::{MoveId, issue},
         lanes::{Acceptor, connect},
@@ -831,7 +831,7 @@ fn memory_stays_bounded_whatever_the_tree_looks_like() {
 }
 
 #[test]
-fn a_root_that_is_a_target_is_no_source_of_its_journal() {
+fn the_journal_in_a_former_target_is_not_copied() {
     let pair = Pair::new();
     fs::create_dir(pair.source.join(".liqo-move-of-old")).unwrap();
     fs::write(pair.source.join(".liqo-move-of-old/entries"), "x").unwrap();

@@ -49,7 +49,7 @@ fn offloading() -> Result<String, serde_saphyr::ser::Error> {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn the_chart_carries_what_is_printed() {
+    fn the_crds_of_the_chart_equal_the_printed_ones() {
         let path = "deploy/chart/liqo-csi/crds/definitions.yaml";
         let kept = std::fs::read_to_string(concat!(
             env!("CARGO_MANIFEST_DIR"),
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn the_chart_carries_the_definition_of_offloading_apart() {
+    fn the_offloading_crd_of_the_chart_equals_the_printed_one() {
         let path = "deploy/chart/liqo-csi/files/namespaceoffloadings.yaml";
         let kept = std::fs::read_to_string(concat!(
             env!("CARGO_MANIFEST_DIR"),

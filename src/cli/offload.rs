@@ -31,7 +31,7 @@ use crate::{
     topology::Term,
 };
 
-const LOOK_AGAIN: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 const EXAMPLES: &str = "\
 Examples:
@@ -377,7 +377,7 @@ async fn follow(
                 print_not_ready(&object);
                 return Ok(false);
             }
-            _ => sleep(LOOK_AGAIN).await,
+            _ => sleep(POLL_INTERVAL).await,
         }
     }
 }
@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn policies_that_stay_behind_are_named() {
+    async fn policies_that_are_not_copied_are_named() {
         let api = FakeApi::start().await;
         let cluster = api.cluster_unwatched().await;
         assert!(unprotected(&cluster, "shop").await.is_empty());
@@ -522,7 +522,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_cannot_be_is_refused_before_anything_is_asked() {
+    fn an_impossible_remote_name_is_refused_before_any_request() {
         assert!(desired(Strategy::Selected, None, &["foo"]).is_err());
         assert!(desired(Strategy::Selected, Some("kube-system"), &["foo"]).is_err());
         assert!(desired(Strategy::Selected, Some("bar"), &["foo", "baz"]).is_err());

@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_durations_as_kubernetes_writes_them() {
+    fn durations_of_the_command_line_are_parsed() {
         assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
         assert_eq!(duration("10m"), Ok(Duration::from_mins(10)));
         assert_eq!(duration("4m0s"), Ok(Duration::from_mins(4)));

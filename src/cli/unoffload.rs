@@ -27,7 +27,7 @@ use crate::{
     offload::{Volumes, pods::FINALIZER},
 };
 
-const LOOK_AGAIN: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 const EXAMPLES: &str = "\
 Examples:
@@ -328,7 +328,7 @@ async fn follow(cluster: &Cluster, namespace: &str, until: Instant) -> Outcome<b
             print_not_ready(&object);
             return Ok(false);
         }
-        sleep(LOOK_AGAIN).await;
+        sleep(POLL_INTERVAL).await;
     }
 }
 

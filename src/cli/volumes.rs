@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn snapshots_stand_in_a_table_of_their_own() {
+    fn snapshots_are_printed_in_a_table_of_their_own() {
         let row = SnapshotRow {
             snapshot: Some(Name {
                 namespace: "shop".into(),
@@ -321,7 +321,7 @@ shop        backup     -       1Gi    Orphaned   v1:home:pvc-1   home      liqo-
     }
 
     #[test]
-    fn columns_line_up_and_reasons_stand_below() {
+    fn columns_are_aligned_and_reasons_printed_below() {
         let rows = [
             row("a-long-name", State::Bound, "", &["*"]),
             row("b", State::Pending, "pool is full", &["n1", "n2", "n3"]),

@@ -261,7 +261,7 @@ pub(super) mod tests {
 
     proptest! {
         #[test]
-        fn nothing_a_client_sends_makes_us_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+        fn no_bytes_of_a_client_make_the_authority_filter_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
             let mut stream = Requests::default();
             stream.pass(PREFACE);
             stream.pass(&bytes);
@@ -270,7 +270,7 @@ pub(super) mod tests {
         }
 
         #[test]
-        fn what_has_no_authority_passes_untouched(payload in proptest::collection::vec(any::<u8>(), 0..200), kind in 2u8..10) {
+        fn frames_without_authority_are_not_changed(payload in proptest::collection::vec(any::<u8>(), 0..200), kind in 2u8..10) {
             let sent = [PREFACE.to_vec(), frame(kind, 0, &payload)].concat();
             prop_assert_eq!(Requests::default().pass(&sent), sent);
         }

@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_every_unit() {
+    fn every_unit_of_grpc_timeouts_is_parsed() {
         assert_eq!(parse("9999m"), Some(Duration::from_millis(9999)));
         assert_eq!(parse("10S"), Some(Duration::from_secs(10)));
         assert_eq!(parse("2H"), Some(Duration::from_hours(2)));
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn passes_before_the_callers() {
+    async fn our_deadline_is_before_that_of_the_caller() {
         let mut metadata = MetadataMap::new();
         metadata.insert("grpc-timeout", "10S".parse().unwrap());
         assert_eq!(Deadline::of(&metadata), Deadline::after(Duration::from_secs(9)));

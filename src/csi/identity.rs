@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn both_halves_name_the_controller_service() {
+    async fn both_roles_report_the_controller_service() {
         for role in [Role::Controller, Role::Node] {
             let identity = Identity::new(role);
             let answer = identity

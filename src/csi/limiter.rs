@@ -58,7 +58,7 @@ mod tests {
     const SOON: Duration = Duration::from_secs(30);
 
     #[tokio::test(start_paused = true)]
-    async fn volumes_are_made_a_few_at_a_time_in_the_order_of_their_calls() {
+    async fn a_limited_number_of_volumes_is_created_in_the_order_of_calls() {
         let (limiter, done) = (CreateLimiter::new(2), Mutex::new(Vec::new()));
         let begin = Instant::now();
         let calls = (0..6).map(|call| {

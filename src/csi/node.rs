@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn tells_kubelet_where_it_is() {
+    async fn node_info_has_the_topology_and_limit_of_the_node() {
         let dir = tempfile::tempdir().unwrap();
         let long = "n".repeat(200);
         for (name, value) in [
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn leaves_file_system_groups_to_kubelet() {
+    async fn file_system_groups_are_left_to_the_kubelet() {
         let dir = tempfile::tempdir().unwrap();
         let node = node(&dir, "n");
         let asked = node.node_get_capabilities(Request::new(wire::NodeGetCapabilitiesRequest {}));

@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn the_invalid_field_of_a_create_request_is_named() {
         assert!(refused(|it| it.name.clear()).contains("name"));
         assert!(refused(|it| it.volume_capabilities.clear()).contains("volume_capabilities"));
         assert!(refused(|it| it.volume_capabilities[0].access_mode = None).contains("access_mode"));

@@ -124,7 +124,7 @@ mod tests {
     use crate::{node::registry::Registry, wire::registration::registration_client::RegistrationClient};
 
     #[tokio::test]
-    async fn kubelets_own_client_is_understood() {
+    async fn requests_of_the_kubelet_client_are_understood() {
         let dir = tempfile::tempdir().unwrap();
         let csi: Endpoint = dir.path().join("csi.sock").display().to_string().parse().unwrap();
         let registration = Registration::new(dir.path(), csi);

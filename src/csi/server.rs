@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nobody_at_the_socket_is_an_error() {
+    async fn probing_a_missing_socket_is_an_error() {
         let endpoint: Endpoint = "/nonexistent/csi.sock".parse().unwrap();
         assert!(
             probe(&endpoint)

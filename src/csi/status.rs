@@ -283,7 +283,7 @@ mod tests {
 
     #[test]
     #[expect(clippy::too_many_lines, reason = "one table, one row a line")]
-    fn the_whole_table() {
+    fn each_error_has_its_grpc_code() {
         let foreign = || Foreign::OtherClaim("x".into());
         let volume = || crate::volume::VolumeName::from_request("v");
         let class = ClassError::NoDefault {

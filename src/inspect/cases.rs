@@ -155,7 +155,7 @@ mod tests {
     use crate::inspect::fixtures::{UID, storage};
 
     #[test]
-    fn what_belongs_together_is_found_by_name_handle_marks_and_reference() {
+    fn claim_pv_twin_and_real_pv_of_a_volume_are_found_together() {
         let storage = storage();
         let cases = cases(&storage);
         assert_eq!(cases.len(), 1, "{cases:#?}");

@@ -96,7 +96,7 @@ mod tests {
     use crate::inspect::fixtures::{claim, listing, object, storage, volume};
 
     #[test]
-    fn a_pod_waits_where_its_data_is() {
+    fn a_pod_that_waits_for_unschedulable_data_nodes_is_explained() {
         let mut storage = storage();
         let (claim, volume) = (object(claim()), object(volume()));
         assert!(gravity(&claim, &volume, &storage).is_none(), "no pod waits");
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_closed_for_a_reason() {
+    fn the_reason_why_a_node_is_unschedulable_is_named() {
         let node = |spec, status: &str| {
             object::<KubeNode>(json!({
                 "metadata": {}, "spec": {"unschedulable": spec},

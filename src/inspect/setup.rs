@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_flags_as_go_does() {
+    fn flags_are_parsed_as_by_go() {
         let flags = Flags(vec![
             "--a",
             "--b=false",

@@ -616,7 +616,7 @@ mod tests {
     }
 
     #[test]
-    fn without_the_right_to_read_nothing_is_concluded() {
+    fn snapshots_are_unknown_without_the_right_to_read_contents() {
         let mut unread = all([], [], [twin("home")]);
         unread.contents = Listing::refused("no right");
         assert_eq!(only(&unread).state, SnapshotState::Unknown);

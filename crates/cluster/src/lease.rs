@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_one_holds_it() {
+    async fn only_one_replica_holds_the_lease() {
         let api = FakeApi::start().await;
         let home = api.cluster_unwatched().await;
         let (first, second) = (Lease::new(&home, "ours", "a"), Lease::new(&home, "ours", "b"));

@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn each_key_is_taken_by_one_at_a_time_and_in_the_order_in_which_it_is_due() {
+    async fn keys_are_taken_in_due_order_and_not_while_they_are_being_handled() {
         let mut queue = Queue::default();
         queue.add("b");
         time::advance(Duration::from_millis(1)).await;

@@ -21,7 +21,7 @@ pub const SETTLE: Duration = Duration::from_millis(300);
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_mins(1);
 /// The minimum, whatever the grace period is.
-const SHORTEST_REST: Duration = Duration::from_secs(1);
+const MIN_ROUND_PAUSE: Duration = Duration::from_secs(1);
 /// A round that takes longer is aborted; the next one continues.
 const LONGEST_ROUND: Duration = Duration::from_mins(5);
 
@@ -151,7 +151,12 @@ pub async fn drive<R: Rounds>(mut rounds: R, metrics: &LoopMetrics) {
                 trouble.is_over();
                 let at_most = [rounds.grace(), rounds.due()].into_iter().flatten().min();
                 let at_most = at_most.unwrap_or(R::RESYNC);
-                rest(&mut triggers, at_most.clamp(SHORTEST_REST, R::RESYNC), R::GATHER).await;
+                rest(
+                    &mut triggers,
+                    at_most.clamp(MIN_ROUND_PAUSE, R::RESYNC),
+                    R::GATHER,
+                )
+                .await;
             }
             failed => {
                 let why = match failed {
@@ -230,7 +235,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_change_starts_a_round_and_so_does_time() {
+    async fn a_round_starts_after_a_change_and_after_the_resync_interval() {
         let (sender, trigger) = watch::channel(1);
         let rounds = Arc::new(AtomicUsize::new(0));
         let counting = Counting {

@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_node_whose_driver_is_full_takes_no_volumes() {
+    async fn the_attach_limit_of_a_node_stops_new_volumes_when_its_driver_is_full() {
         let api = FakeApi::start().await;
         put_node(&api, &[CLUSTER_KEY, "storage.liqo.io/node"]);
         put_classes(&api, "nfs.example");

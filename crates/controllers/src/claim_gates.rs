@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_pod_goes_where_its_claims_can_be() {
+    async fn the_affinity_of_a_pod_follows_its_claims() {
         let theirs = json!([{"name": "theirs"}]);
         let zone = json!({"key": "zone", "operator": "Exists"});
         let home = json!({"key": "liqo.io/type", "operator": "NotIn", "values": ["virtual-node"]});
@@ -369,7 +369,7 @@ mod tests {
 
     /// Such a pod can run nowhere: the scheduler would select a virtual node, where no driver creates the volume.
     #[tokio::test]
-    async fn a_remote_only_pod_with_a_claim_of_home_is_told_so() {
+    async fn a_remote_only_pod_with_a_home_claim_is_reported() {
         let api = FakeApi::start().await;
         world(&api);
         claim(&api, "tied", "local-path", None);

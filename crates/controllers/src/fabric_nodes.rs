@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_fabric_s_nodes_are_named_and_no_others() {
+    async fn the_role_names_only_the_nodes_of_the_fabric() {
         let home = FakeApi::start().await;
         assert_eq!(names_after_a_round(&home).await, Value::Null);
         assert_eq!(

@@ -9,7 +9,7 @@ use crate::{
     cluster::{ApiError, facts},
     observe::crash::Step,
     placement::{PolicyFacts, PolicyStep, ReclaimPolicy, moving::policy_wanted, policy_step},
-    twin::{Site, give_policy_back, is_bound_to, is_of_move, is_releasing, reclaim_policy, retain},
+    twin::{Site, is_bound_to, is_of_move, is_releasing, reclaim_policy, restore_reclaim_policy, retain},
     volume::{mark, moving::VolumeMark},
 };
 
@@ -45,7 +45,7 @@ pub(super) async fn follow(site: &Site, volume: &VirtualVolume, real: &str) -> R
     match policy_step(facts) {
         PolicyStep::Retain => Ok(retain(site, &volume.volume, &real, Step::Retain).await?.is_some()),
         PolicyStep::GiveBack => {
-            let given_back = give_policy_back(site.cluster(), &real, json!({})).await?;
+            let given_back = restore_reclaim_policy(site.cluster(), &real, json!({})).await?;
             if given_back {
                 tracing::info!(volume = %volume.volume, real = real.name_any(), "restored the reclaim policy of the twin's PV");
             }

@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_an_administrator_denied_stays_denied() {
+    async fn a_request_denied_by_an_administrator_is_not_approved() {
         let denied = json!([{"type": "Denied", "status": "True"}]);
         let mut of = request(|_| {});
         of["status"] = json!({ "conditions": denied });

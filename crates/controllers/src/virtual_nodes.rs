@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn entries_of_others_stay() {
+    async fn csinode_entries_of_other_drivers_are_kept() {
         let api = FakeApi::start().await;
         api.put(NODE, json!({"metadata": {"labels": {"to": "milan"}}}));
         let other = json!({"name": "other", "nodeID": "x", "topologyKeys": ["zone"]});

@@ -512,7 +512,7 @@ async fn objects_are_copied_for_pods_of_another_fabric() {
 
 /// The policies of pods read the reason.
 #[tokio::test]
-async fn a_cluster_that_does_not_admit_the_strategy_says_so() {
+async fn a_strategy_that_the_cluster_does_not_admit_is_reported() {
     let world = World::with_spec(json!({})).await;
     world.home.change(CLUSTER, |it| {
         it["spec"]["fabric"] = json!({"offload": {"strategies": ["EnforceSameName"]}});
@@ -666,7 +666,7 @@ async fn the_lease_is_held_while_running_and_released_at_the_end() {
 }
 
 #[tokio::test]
-async fn what_protects_pods_here_only_is_named_in_the_condition() {
+async fn network_policies_and_disruption_budgets_are_named_in_the_condition() {
     const POLICY: &str = "/apis/networking.k8s.io/v1/namespaces/shop/networkpolicies/deny-all";
     const BUDGET: &str = "/apis/policy/v1/namespaces/shop/poddisruptionbudgets/two-of-three";
     let message = |world: &World| world.condition("OffloadingRequired")["message"].to_string();

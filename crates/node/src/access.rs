@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn writers_are_told_apart_only_to_drivers_that_do() {
+    fn single_writer_modes_are_passed_only_to_drivers_that_support_them() {
         let first = |mode, apart| AccessMode::for_driver(mode, apart);
         assert_eq!(
             first("ReadWriteOnce", true),

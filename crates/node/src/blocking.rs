@@ -52,7 +52,7 @@ mod tests {
     use crate::in_flight::InFlight;
 
     #[tokio::test]
-    async fn work_that_outlives_its_caller_keeps_the_volume() {
+    async fn a_volume_stays_locked_while_work_outlives_its_caller() {
         let all = InFlight::default();
         let guard = all.enter("a").unwrap();
         let (release, released) = mpsc::channel::<()>();

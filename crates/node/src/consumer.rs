@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn pod_info_is_all_of_it_and_nothing_else() {
+    fn pod_info_contains_only_the_pod_info_keys() {
         let wants = DriverRequirements {
             pod_info: true,
             ..Default::default()
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_are_cut_down_to_the_audiences_asked_for() {
+    fn only_tokens_of_the_requested_audiences_are_passed_on() {
         let wants = |audiences: &[&str], in_secrets| DriverRequirements {
             tokens: Some(TokenRequests {
                 audiences: audiences.iter().map(|audience| (*audience).to_owned()).collect(),

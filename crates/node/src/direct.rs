@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_a_device_is_refused_as_one() {
+    fn nfs_and_directories_are_refused_as_block_devices() {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir(dir.path().join("data")).unwrap();
         let direct = Direct::new(HostRoot::new(dir.path().to_owned()));

@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn only_known_kinds_are_made() {
+    fn an_unknown_file_system_type_is_refused() {
         let result = format_if_blank(image(HEAD, &[]).path(), "ntfs");
         assert!(
             matches!(result, Err(FormatError::UnknownType { .. })),

@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn links_stay_on_the_host() {
+    fn symbolic_links_are_resolved_within_the_host_root() {
         let dir = tempfile::tempdir().unwrap();
         let host = HostRoot::new(dir.path().to_owned());
         host.create_dir("/mnt/disks/a").unwrap();

@@ -192,7 +192,7 @@ async fn single_node_multi_writer_and_pod_info_are_passed_on() {
 }
 
 #[tokio::test]
-async fn a_driver_decides_itself_whether_it_can_do_without_a_token() {
+async fn a_missing_token_is_left_to_the_driver_to_refuse() {
     let node = Node::new();
     let driver = FakeDriver::start(&node, DRIVER);
     let asks = DriverRequirements {
@@ -317,7 +317,7 @@ async fn a_device_with_two_persistent_volumes_is_staged_once() {
 }
 
 #[tokio::test]
-async fn usage_and_growth_are_the_drivers_business_if_it_has_any() {
+async fn usage_and_expansion_are_left_to_the_driver_if_it_supports_them() {
     let node = Node::new();
     let driver = FakeDriver::start(&node, DRIVER);
     let volumes = node.volumes();

@@ -125,7 +125,7 @@ mod tests {
 ";
 
     #[test]
-    fn reads_what_the_kernel_writes() {
+    fn the_mount_table_of_the_kernel_is_parsed() {
         let table = MountTable::parse(GOLDEN.as_bytes()).unwrap();
         let target = table
             .at(Path::new(
@@ -179,7 +179,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_path_survives(point in proptest::collection::vec(1u8.., 0..60), root in proptest::collection::vec(1u8.., 0..60)) {
+        fn escaped_paths_of_the_mount_table_are_decoded(point in proptest::collection::vec(1u8.., 0..60), root in proptest::collection::vec(1u8.., 0..60)) {
             let mut line = b"36 35 98:0 /".to_vec();
             line.extend(escape(&root));
             line.extend(b" /");

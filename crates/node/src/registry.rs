@@ -245,7 +245,7 @@ mod tests {
     use crate::fake::{FakeDriver, Node};
 
     #[tokio::test]
-    async fn finds_a_driver_among_others() {
+    async fn a_driver_is_found_among_other_sockets() {
         let node = Node::new();
         let wanted = FakeDriver::start(&node, "real.example");
         let _other = FakeDriver::start(&node, "other.example");
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_absent_driver_is_reported_with_what_was_passed_over() {
+    async fn an_absent_driver_is_reported_with_the_skipped_sockets() {
         let node = Node::new();
         node.hang("hung.sock");
         node.leave_stale("stale.sock");
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn two_of_a_name_are_one_too_many_unless_they_are_one() {
+    async fn two_drivers_of_one_name_are_refused_unless_they_share_a_socket() {
         let node = Node::new();
         let driver = FakeDriver::start(&node, "real.example");
         node.register("again.sock", CSI_PLUGIN, "real.example", driver.socket());

@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn says_what_is_wrong_with_a_record() {
+    fn each_defect_of_a_record_has_its_error() {
         let dir = tempfile::tempdir().unwrap();
         let state = State::open(dir.path().to_owned()).unwrap();
         let path = state.path_of("a");

@@ -504,7 +504,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_unique() {
+    fn crash_point_names_are_unique() {
         let mut names: Vec<String> = points().collect();
         names.sort_unstable();
         names.dedup();
@@ -512,7 +512,7 @@ mod tests {
     }
 
     #[test]
-    fn an_order_is_crossed_out() {
+    fn a_crash_order_is_removed_from_the_list() {
         assert_eq!(without("a\nb\nc", "b"), Some("a\nc".into()));
         assert_eq!(without("a", "a"), Some(String::new()));
         assert_eq!(without("ab", "a"), None);

@@ -566,7 +566,7 @@ async fn concurrent_imports_of_one_claim_do_no_harm() {
 }
 
 #[tokio::test]
-async fn an_import_and_its_undo_at_once_lose_nothing() {
+async fn a_concurrent_import_and_undo_lose_no_data() {
     for pause in [0, 5, 10, 20, 40, 80] {
         let world = World::new("Delete").await.with_driver();
         let undo = async {

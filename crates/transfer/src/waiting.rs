@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::{Context, TransferError};
 
 /// How often the objects are observed. In tests, which observe them often, the other programs are fast.
-const LOOK_AGAIN: Duration = Duration::from_millis(if cfg!(test) { 20 } else { 300 });
+const POLL_INTERVAL: Duration = Duration::from_millis(if cfg!(test) { 20 } else { 300 });
 
 /// How often a step is repeated at least before the command fails, whatever the time.
 pub(super) const ATTEMPTS: u32 = 20;
@@ -55,7 +55,7 @@ impl<'a> Waiter<'a> {
         self.report(what);
         let has_time = self.has_time();
         if has_time {
-            tokio::time::sleep(LOOK_AGAIN).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
         has_time
     }
@@ -95,7 +95,7 @@ impl<'a> Waiter<'a> {
                 "the change of {object} was reverted or conflicted; retrying"
             ));
         }
-        tokio::time::sleep(LOOK_AGAIN).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
         Ok(())
     }
 

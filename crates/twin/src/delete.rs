@@ -18,7 +18,7 @@ use super::{
     identity::other_cluster,
     moves::is_of_move,
     reading::{self, twin_volume_in},
-    reclaim::give_policy_back,
+    reclaim::restore_reclaim_policy,
     site::{self, Found},
     waiter::TwinWaiter,
     withdraw::{clear_claim_ref, is_reservation},
@@ -385,7 +385,9 @@ async fn restore_policy(site: &Site, volume: &VolumeName, name: &str) -> Result<
         .unwrap_or(volume.as_str());
     let spec = json!({"claimRef": {"uid": holder}});
     // On a conflict the caller observes the PV again.
-    give_policy_back(site.cluster(), &real, spec).await.map(drop)
+    restore_reclaim_policy(site.cluster(), &real, spec)
+        .await
+        .map(drop)
 }
 
 fn describe(site: &Site, volume: &PersistentVolume) -> TwinVolume {

@@ -73,7 +73,7 @@ pub use self::{
     reading::{
         holder_uid, is_bound, is_bound_to, is_releasing, node, real_volume_of, twin_in, twin_volume_in,
     },
-    reclaim::{give_policy_back, reclaim_policy, retain},
+    reclaim::{reclaim_policy, restore_reclaim_policy, retain},
     record::{metadata, twins_claim},
     refusals::Refusals,
     site::Site,

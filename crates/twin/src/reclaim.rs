@@ -54,7 +54,7 @@ pub async fn retain(
 
 /// Restores the reclaim policy of a PV that this driver replaced, and applies `spec` in the same write. A
 /// policy that another client has set since then stays. False if the PV has changed since it was read.
-pub async fn give_policy_back(
+pub async fn restore_reclaim_policy(
     cluster: &Cluster,
     volume: &PersistentVolume,
     mut spec: Value,

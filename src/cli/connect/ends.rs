@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn what_pods_cannot_use_is_named_and_server_is_the_way_out() {
+    fn addresses_that_pods_cannot_use_are_refused_unless_server_is_given() {
         for (change, word) in [
             (
                 json!({"server": "https://127.0.0.1:6443"}),
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kubeconfig_is_one_that_the_driver_takes() {
+    fn the_created_kubeconfig_is_accepted_by_the_driver() {
         let endpoint = Endpoint::of("kind", &entry(&json!({"tls-server-name": "api"})), None).unwrap();
         let text = endpoint.kubeconfig("a.b.c", "Y2E=").unwrap();
         let vetted = vet(text.as_bytes(), Allowed::default()).unwrap();
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_context_that_is_not_there_is_named_with_those_that_are() {
+    fn a_missing_context_is_named_with_the_existing_ones() {
         let file: Kubeconfig = serde_json::from_value(json!({
             "contexts": [{"name": "rome", "context": {"cluster": "rome", "user": "me"}}, {"name": "x", "context": null}],
             "clusters": [{"name": "rome", "cluster": {"server": "https://192.0.2.1"}}],

@@ -274,7 +274,7 @@ async fn a_session_begins_when_no_token_of_the_one_before_is_remembered() {
 }
 
 #[tokio::test]
-async fn a_session_that_others_begin_again_is_not_used() {
+async fn a_session_recreated_by_others_is_not_used() {
     let two = Two::new().await;
     let session = format!("{NAMESPACE}/secrets/{SESSION}");
     two.connect(&request()).await.unwrap();
@@ -298,7 +298,7 @@ async fn a_session_that_others_begin_again_is_not_used() {
 }
 
 #[tokio::test]
-async fn another_selector_takes_the_place_of_the_first() {
+async fn a_second_connect_replaces_the_node_selector() {
     let two = Two::new().await;
     two.connect(&leveled(Level::Full)).await.unwrap();
     let again = Request {
@@ -343,7 +343,7 @@ async fn an_interrupted_run_is_completed_by_the_next() {
 }
 
 #[tokio::test]
-async fn another_level_takes_away_what_the_first_gave() {
+async fn another_level_removes_the_rights_of_the_previous_level() {
     let two = Two::new().await;
     for one in ["apps", "more"] {
         two.remote.put(&format!("/api/v1/namespaces/{one}"), json!({}));
@@ -534,7 +534,7 @@ async fn a_cluster_that_was_connected_by_hand_keeps_its_namespace() {
 }
 
 #[tokio::test]
-async fn another_cluster_does_not_take_the_place_of_the_first() {
+async fn connect_refuses_another_cluster_under_the_same_name() {
     let two = Two::new().await;
     two.connect(&request()).await.unwrap();
     two.remote.put(
@@ -546,7 +546,7 @@ async fn another_cluster_does_not_take_the_place_of_the_first() {
 }
 
 #[tokio::test]
-async fn a_namespace_that_was_there_before_stays_its_owners() {
+async fn labels_of_an_existing_namespace_are_kept() {
     let two = Two::new().await;
     two.remote
         .put(NAMESPACE, json!({"metadata": {"labels": {"team": "a"}}}));
@@ -558,7 +558,7 @@ async fn a_namespace_that_was_there_before_stays_its_owners() {
 }
 
 #[tokio::test]
-async fn with_helm_only_the_token_is_made() {
+async fn only_the_token_is_created_if_helm_manages_the_identity() {
     let two = Two::new().await;
     let helm = json!({"metadata": {"labels": {"app.kubernetes.io/managed-by": "Helm"}}});
     let only = Request {
@@ -607,7 +607,7 @@ async fn with_helm_only_the_token_is_made() {
 }
 
 #[tokio::test]
-async fn whoever_manages_the_rights_lists_the_namespaces() {
+async fn with_token_only_namespaces_and_level_are_left_to_their_manager() {
     let two = Two::new().await;
     two.remote.put(
         ACCOUNT,
@@ -697,7 +697,7 @@ fn a_name_that_no_object_can_have_is_refused() {
 }
 
 #[test]
-fn a_fabric_needs_its_level() {
+fn a_fabric_requires_the_level_fabric() {
     assert!(
         Request {
             level: Some(Level::Full),
@@ -715,7 +715,7 @@ fn a_fabric_needs_its_level() {
 }
 
 #[test]
-fn what_is_printed_has_no_credentials() {
+fn the_printed_declaration_has_no_credentials() {
     let here = serde_saphyr::to_string(&home::declaration(&request(), Level::Fabric).unwrap()).unwrap();
     let read: RemoteCluster = serde_saphyr::from_str(&here).unwrap();
     assert!(read.spec.fabric.is_some() && !here.contains("token"));

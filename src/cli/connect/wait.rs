@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_said_about_another_kubeconfig_does_not_count() {
+    fn a_condition_about_another_kubeconfig_or_spec_is_ignored() {
         let object = |fingerprint: &str, generation: i64| -> RemoteCluster {
             serde_json::from_value(json!({
                 "metadata": {"name": "milan", "generation": 2},

@@ -39,7 +39,7 @@ fn is_whole(two: &Two) -> bool {
 }
 
 #[tokio::test]
-async fn both_sides_are_taken_away() {
+async fn disconnect_removes_the_objects_of_both_clusters() {
     let two = connected().await;
     assert_eq!(take_off(&two).await.unwrap(), ExitCode::SUCCESS);
     assert_eq!((two.home.object(DECLARED), two.home.object(SECRET)), (None, None));
@@ -225,7 +225,7 @@ async fn moves_and_unreadable_objects_block_the_command() {
 }
 
 #[tokio::test]
-async fn an_identity_that_another_cluster_uses_stays() {
+async fn an_identity_used_by_another_remote_cluster_is_kept() {
     let two = connected().await;
     let (home, remote) = two.ends().await;
     let mistyped = Request {
@@ -242,7 +242,7 @@ async fn an_identity_that_another_cluster_uses_stays() {
 }
 
 #[tokio::test]
-async fn the_identity_of_another_home_cluster_stays_and_so_does_all_here() {
+async fn the_identity_of_another_home_cluster_blocks_disconnecting() {
     let two = connected().await;
     let account = "/api/v1/namespaces/liqo-csi-remote/serviceaccounts/liqo-csi-remote";
     two.remote.change(account, |it| {
@@ -315,7 +315,7 @@ async fn rights_stay_until_the_controller_has_removed_its_finalizer() {
 }
 
 #[tokio::test]
-async fn another_cluster_and_what_others_made_are_left_alone() {
+async fn another_cluster_and_objects_of_others_are_not_disconnected() {
     let two = connected().await;
     two.remote.put(
         "/api/v1/namespaces/kube-system",

@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn each_end_has_its_exit_status() {
+    fn each_outcome_of_a_move_has_its_exit_code() {
         let refused = json!({"name": "Failed"});
         for (spec, status, expected) in [
             (json!({}), json!({"phase": "Retaining"}), Some(0)),

@@ -15,7 +15,7 @@ use crate::{
     volume::moving::Phase,
 };
 
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 const BAR: &str = "{bar:30} {binary_bytes} of {binary_total_bytes} ({percent} %){msg}";
 
 /// Prints the state of a move and, unless `waits` is false, follows it to its end. Ctrl-C only ends the
@@ -34,7 +34,7 @@ pub(super) async fn follow(place: &Place, name: &str, waits: bool) -> Outcome<Ex
             return Ok(ExitCode::SUCCESS);
         }
         tokio::select! {
-            () = tokio::time::sleep(LOOK_AGAIN) => {}
+            () = tokio::time::sleep(POLL_INTERVAL) => {}
             interrupted = tokio::signal::ctrl_c() => {
                 interrupted?;
                 printed.bar.finish_and_clear();

@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn orders_come_too_late_after_the_commit() {
+    fn a_cancel_is_refused_after_the_commit() {
         let committed = of("Committing");
         assert!(Order::Cancel.too_late(&committed).is_some());
         assert!(Order::Resume.too_late(&committed).is_none());

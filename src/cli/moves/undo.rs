@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn the_way_back_leads_to_where_the_volumes_were() {
+    fn an_undo_targets_the_previous_place_of_the_volumes() {
         for (to, sources, node, cluster, class) in [
             // From another cluster.
             (

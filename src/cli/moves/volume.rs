@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn what_liqoctl_takes_is_taken() {
+    fn the_flags_of_liqoctl_are_accepted() {
         let spec = asked(&[
             "data",
             "--namespace",
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn a_move_that_goes_on_concerns_its_claims() {
+    fn an_unfinished_move_concerns_its_claims() {
         let mut one = VolumeMove::new(
             "data-1",
             asked(&["data", "--with", "log", "--target-cluster", "b"]),

@@ -69,7 +69,7 @@ mod tests {
                              denied request: no params found";
 
     #[tokio::test]
-    async fn refusals_of_a_young_offloading_are_waited_for_and_no_others() {
+    async fn only_refusals_for_missing_policy_params_are_waited_for() {
         let api = FakeApi::start().await;
         let cluster = api.cluster_unwatched().await;
         api.fault(Fault::new("POST", "namespaces/shop/pods", Act::Forbid(NO_PARAMS)).times(1));

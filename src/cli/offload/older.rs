@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_that_lack_what_new_ones_get_differ() {
+    fn pods_without_the_scheduling_fields_of_new_pods_are_found() {
         use PodOffloadingStrategy::{Local, LocalAndRemote, Remote};
         let ours = json!([{"key": TAINT, "operator": "Exists", "effect": "NoExecute"}]);
         let all = json!([{"operator": "Exists"}]);
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_of_nodes_and_pods_that_ended_never_do() {
+    fn daemon_set_and_ended_pods_are_not_reported_as_different() {
         let mut ended = pod(&json!({}));
         ended.data["status"] = json!({"phase": "Succeeded"});
         let mut agent = pod(&json!({}));
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn not_all_names_are_told() {
+    fn long_lists_of_pods_are_shortened() {
         assert_eq!(describe(&[]), None);
         let many = vec![pod(&json!({})); MOST_NAMED + 2];
         assert!(describe(&many).unwrap().contains("web and 2 more"));

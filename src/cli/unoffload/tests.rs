@@ -132,7 +132,7 @@ async fn volumes_block_unoffloading_without_an_option_for_them() {
 }
 
 #[tokio::test]
-async fn claims_are_deleted_when_no_twin_is_made_there_any_more() {
+async fn claims_are_deleted_after_the_offloading_prevents_new_twins() {
     let home = shop().await;
     let wanted = || NamespaceArgs {
         delete_volumes: true,
@@ -211,7 +211,7 @@ async fn volumes_in_other_clusters_do_not_block_unoffloading() {
 }
 
 #[tokio::test]
-async fn all_names_are_known_before_anything_is_done() {
+async fn unknown_namespaces_are_refused_before_any_write() {
     let home = shop().await;
     let retain = || NamespaceArgs {
         retain_volumes: true,
@@ -232,7 +232,7 @@ async fn all_names_are_known_before_anything_is_done() {
 }
 
 #[tokio::test]
-async fn a_namespace_that_fails_does_not_keep_the_others() {
+async fn a_failed_namespace_does_not_block_unoffloading_others() {
     let home = shop().await;
     home.put(
         &offloading("first"),

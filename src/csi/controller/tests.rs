@@ -86,7 +86,7 @@ async fn validate(controller: &Controller, id: &str, able: bool) -> Code {
 }
 
 #[tokio::test]
-async fn volumes_that_do_not_exist() {
+async fn calls_for_volumes_that_do_not_exist_have_the_codes_of_csi() {
     let (_api, controller) = controller().await;
     for unknown in ["fake", "v1:home:x", &id(1)] {
         assert_eq!(delete(&controller, unknown).await, Code::Ok, "{unknown}");
@@ -143,7 +143,7 @@ async fn capacity_is_returned_for_any_omitted_field() {
 }
 
 #[tokio::test]
-async fn capacity_is_that_of_the_place_that_is_asked_for() {
+async fn capacity_is_that_of_the_requested_topology() {
     let (api, controller) = controller().await;
     let labels = json!({"topology.storage.liqo.io/cluster": "home", "topology.storage.liqo.io/node": "n1"});
     api.put("/api/v1/nodes/n1", json!({"metadata": {"labels": labels}}));
@@ -241,7 +241,7 @@ async fn list_snapshots(
 }
 
 #[tokio::test]
-async fn snapshots_that_do_not_exist() {
+async fn calls_for_snapshots_that_do_not_exist_have_the_codes_of_csi() {
     let (api, controller) = controller().await;
     for unknown in [
         "fake",

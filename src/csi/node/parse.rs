@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_good_request_is_understood() {
+    fn a_valid_publish_request_is_parsed() {
         let wish = publish(request(ID)).unwrap();
         assert_eq!(wish.target, Path::new("/pods/mount"));
         assert_eq!(wish.stage.staging.as_os_str(), "/staging");
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_foreign_id_is_no_volume_but_may_be_taken_away() {
+    fn a_foreign_volume_id_is_not_found_but_can_be_unpublished() {
         assert_eq!(code(publish(request("fake-vol-id"))).0, Code::NotFound);
         let newer = ID.replace("v1:", "v3:");
         assert_eq!(code(publish(request(&newer))).0, Code::Unavailable);

@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn the_whole_table() {
+    fn each_error_has_its_grpc_code() {
         let text = String::new;
         let foreign = || ForeignSnapshot::Unmarked(MarksError::Missing("x"));
         let no_default = SnapshotClassError::NoDefault {

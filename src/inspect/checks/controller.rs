@@ -285,7 +285,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_durations_as_go_writes_them() {
+    fn durations_of_sidecar_flags_are_parsed() {
         assert_eq!(duration("60s"), Some(Duration::from_mins(1)));
         assert_eq!(duration("1m30s"), Some(Duration::from_secs(90)));
         assert_eq!(duration("1.5s"), Some(Duration::from_millis(1500)));

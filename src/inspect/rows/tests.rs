@@ -326,7 +326,7 @@ fn elsewhere(storage: &mut Storage) {
 }
 
 #[test]
-fn a_pending_claim_says_why() {
+fn a_pending_claim_shows_its_reason() {
     let mut storage = storage();
     storage.claims = claim_with(pending);
     storage.volumes = Listing::default();

@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_released_place_is_free_again() {
+    fn a_dropped_reservation_frees_its_budget() {
         let budget = Budget::new(2, usize::MAX);
         let one = budget.reserve(1).unwrap();
         let two = budget.reserve(1).unwrap();

@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_named_context_is_used_and_an_error_names_those_that_there_are() {
+    async fn the_named_context_is_used_and_an_error_lists_the_existing_ones() {
         let chosen = in_context(&["home", "milan"], "milan").await.unwrap();
         assert_eq!(chosen.default_namespace, "of-milan");
         for (contexts, known) in [(&["home", "milan"][..], "home, milan"), (&[], "none")] {

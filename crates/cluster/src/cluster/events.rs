@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn the_name_of_an_event_fits_whatever_the_claim_is_called() {
+    fn event_names_are_valid_for_claim_names_of_any_length() {
         let now = Timestamp::now();
         for length in [1, 230, 236, 237, 250, 253] {
             for last in ["a", "-", "."] {

@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_node_only_what_tells_its_cluster_is_kept() {
+    fn only_labels_and_the_wanted_annotations_of_a_node_are_kept() {
         let metadata = from_value(json!({
             "name": "n", "labels": {"zone": "a"}, "annotations": {"wanted": "x", "other": "y"},
         }));
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_a_class() {
+    fn a_storage_class_is_parsed() {
         let object: StorageClass = from_value(json!({
             "metadata": {
                 "name": "fast",
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_a_static_volume() {
+    fn a_static_volume_is_parsed() {
         let read = static_volume(&volume(&json!({
             "storageClassName": "local",
             "capacity": {"storage": "5Gi"},
@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_a_capacity() {
+    fn a_csi_storage_capacity_is_parsed() {
         let object: CSIStorageCapacity = from_value(json!({
             "metadata": {"name": "c"},
             "storageClassName": "real",

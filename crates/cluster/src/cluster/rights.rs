@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn each_missing_right_has_its_cost() {
+    fn each_missing_right_is_reported_with_its_consequence() {
         assert!(Rights::ALL.losses().is_empty());
         assert_eq!(Rights::default().losses().len(), 7);
         let no_nodes = Rights {

@@ -512,7 +512,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_done_while_unreadable_settings_might_forbid_it() {
+    fn a_discovered_cluster_is_not_used_while_its_settings_are_unreadable() {
         let (declared, closed) = with_settings(found(Some(&LIQO)), &mut BTreeMap::new(), true);
         assert_eq!((declared.protect, closed), (false, Some(Closed::Unread)));
         let (declared, closed) = with_settings(found(None), &mut BTreeMap::new(), true);

@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_fabric_knows_its_nodes() {
+    fn nodes_of_each_fabric_are_recognised_as_virtual() {
         for (key, value, expected) in [
             ("liqo.io/type", "virtual-node", true),
             ("liqo.io/type", "physical", false),

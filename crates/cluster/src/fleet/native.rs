@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_selector_the_node_is_the_one_that_the_fabric_makes() {
+    fn without_a_selector_the_node_of_the_fabric_is_selected() {
         let node = |name: &str, cluster: &str| Node {
             name: name.to_owned(),
             labels: [(FABRIC_NODE.to_owned(), cluster.to_owned())].into(),

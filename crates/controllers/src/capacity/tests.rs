@@ -109,7 +109,7 @@ async fn milan(there: &FakeApi, rights: Rights, default: Option<&str>) -> Regist
 }
 
 #[tokio::test]
-async fn excluded_nodes_are_full_and_the_others_free() {
+async fn excluded_nodes_publish_zero_capacity_and_others_their_maximum() {
     let api = FakeApi::start().await;
     world(&api);
     round(&api).await.unwrap();
@@ -127,7 +127,7 @@ async fn excluded_nodes_are_full_and_the_others_free() {
 }
 
 #[tokio::test]
-async fn changes_are_followed() {
+async fn published_capacity_follows_changes_of_classes_drivers_and_nodes() {
     let api = FakeApi::start().await;
     world(&api);
     round(&api).await.unwrap();

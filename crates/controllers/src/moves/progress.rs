@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn later_passes_report_the_rest_and_predict_the_last_pass() {
+    fn later_passes_report_remaining_data_and_predict_the_last_pass() {
         let passed = Passed {
             pass: 1,
             entries: 7,

@@ -573,7 +573,7 @@ mod tests {
 
     /// The texts of movers in a remote cluster, for example.
     #[test]
-    fn what_it_waits_for_is_cut() {
+    fn long_wait_messages_are_cut_in_the_status() {
         let of = read(1);
         let long = || Some("x".repeat(100_000));
         let report = WaitReport {
@@ -589,7 +589,7 @@ mod tests {
     }
 
     #[test]
-    fn overruns_of_another_kind_and_other_ways_back_do_not_add_up() {
+    fn only_consecutive_overruns_of_one_kind_are_counted() {
         let mut of = read(1);
         overrun(&mut of, RollbackReason::DowntimeOverdue);
         overrun(&mut of, RollbackReason::DowntimeOverdue);

@@ -121,7 +121,7 @@ async fn a_claim_of_the_same_name_is_another_claim() {
 }
 
 #[tokio::test]
-async fn a_twin_with_claim_or_volume_stays() {
+async fn a_twin_with_a_claim_or_volume_is_kept() {
     let api = FakeApi::start().await;
     put_twin(&api, false, true);
     put_claim(&api, UID);

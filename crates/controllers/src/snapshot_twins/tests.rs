@@ -76,7 +76,7 @@ fn policy(api: &FakeApi) -> Value {
 }
 
 #[tokio::test]
-async fn data_is_kept_and_a_settled_snapshot_costs_one_list() {
+async fn data_is_retained_and_a_settled_snapshot_causes_one_list_request() {
     let api = world().await;
     let requests = std::cell::Cell::new(0);
     rounds(

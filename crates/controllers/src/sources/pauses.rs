@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_claim_that_loses_its_node_is_not_given_one_at_once() {
+    async fn a_claim_that_loses_its_node_gets_another_only_after_a_pause() {
         let mut pauses = Pauses::default();
         pauses.select("shop/data", "u");
         assert!(pauses.is_paused("shop/data", "u"));

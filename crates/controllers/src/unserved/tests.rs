@@ -227,7 +227,7 @@ async fn claims_of_immediate_classes_get_no_event() {
 }
 
 #[tokio::test]
-async fn a_class_is_served_by_annotation_only_where_what_it_may_name_exists() {
+async fn an_allowed_class_that_is_absent_in_the_cluster_serves_no_claims() {
     let (api, registry) = world().await;
     let home = api.cluster().await;
     let remote = registry.all().remove(0);

@@ -123,7 +123,7 @@ fn cluster(name: &str) -> String {
 }
 
 #[tokio::test]
-async fn each_node_has_a_port_of_its_own_and_keeps_it() {
+async fn each_virtual_node_keeps_a_port_of_its_own() {
     let world = World::new().await;
     let both = |world: &World| NAMES.iter().all(|name| world.port(name).is_some());
     world.run_until(&[9829, 9830, 9831], both).await;
@@ -144,7 +144,7 @@ async fn each_node_has_a_port_of_its_own_and_keeps_it() {
 
 /// A policy allows the fabric to write only leases with this label.
 #[tokio::test]
-async fn leases_say_whose_they_are() {
+async fn node_leases_have_the_label_of_their_node() {
     let world = World::new().await;
     let path = |name: &str| format!("/apis/coordination.k8s.io/v1/namespaces/{LEASES}/leases/{name}");
     // A lease that an older version wrote.
@@ -288,7 +288,7 @@ async fn a_node_of_a_deleted_cluster_gets_the_address_of_a_new_leader() {
 }
 
 #[tokio::test]
-async fn a_node_declares_the_features_that_all_nodes_there_declare() {
+async fn a_virtual_node_declares_features_common_to_all_remote_nodes() {
     let world = World::new().await;
     for (name, features) in [
         (

@@ -345,7 +345,7 @@ impl World {
 
 /// A Job may ignore disruptions. A deletion at home is one only if the pod has the condition.
 #[tokio::test]
-async fn a_pod_that_others_delete_there_says_so() {
+async fn a_remote_pod_deleted_by_others_gets_a_disruption_condition() {
     for by_others in [true, false] {
         let world = World::with_pod(true).await;
         world.run_until(World::is_running).await;
@@ -373,7 +373,7 @@ async fn a_pod_that_others_delete_there_says_so() {
 
 /// The remote node is lost, or a finalizer there keeps the pod.
 #[tokio::test]
-async fn a_pod_whose_remote_pod_does_not_end_says_why() {
+async fn a_pod_whose_remote_pod_does_not_end_gets_an_event() {
     for (finalizers, why) in [
         (json!([]), "(n1)"),
         (json!(["kueue.x-k8s.io/managed"]), "kueue.x-k8s.io/managed"),
@@ -488,7 +488,7 @@ async fn a_home_pod_deleted_after_its_remote_pod_ended_gets_its_result() {
 
 /// The remote phase is written just before the deletion, so it is usually not read.
 #[tokio::test]
-async fn a_pod_that_is_gone_has_ended_as_its_containers_were_seen_to() {
+async fn the_phase_of_a_deleted_remote_pod_follows_its_last_container_states() {
     let world = World::with_pod(true).await;
     world.run_until(World::is_running).await;
     world.there.change(THERE, |pod| {
@@ -791,7 +791,7 @@ async fn addresses_are_copied_home_only_with_routes() {
 }
 
 #[tokio::test]
-async fn what_differs_there_is_reported_despite_a_crash_at_any_write() {
+async fn fields_with_another_meaning_there_are_reported_despite_crashes() {
     for writes in 0..MOST_WRITES {
         let world = World::with_pod(true).await;
         world.home.change(POD, |pod| {

@@ -167,7 +167,7 @@ mod tests {
 
     /// No watch shows that a driver was installed there, or a Secret replaced here.
     #[tokio::test(start_paused = true)]
-    async fn reasons_from_live_reads_are_checked_again_soon() {
+    async fn waits_decided_by_live_reads_are_rechecked_without_a_change() {
         let waits = Waits::default();
         let longest = |key: &str, read_live| {
             let pauses = (0..20).map(|_| waits.record(key, of(1), "PodNotSupported", read_live));

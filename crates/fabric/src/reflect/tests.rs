@@ -316,7 +316,7 @@ fn reported(world: &World) -> Vec<String> {
 /// Liqo 2909: without an event, users would not see that the name leads to nothing in the remote
 /// cluster.
 #[tokio::test]
-async fn a_service_that_is_marked_says_that_it_is_not_copied() {
+async fn a_service_with_the_skip_mark_gets_an_event() {
     let world = World::new().await;
     let service = |mark: bool| {
         let labels = if mark { json!({SKIP: "true"}) } else { json!({}) };
@@ -346,7 +346,7 @@ async fn a_service_that_is_marked_says_that_it_is_not_copied() {
 }
 
 #[tokio::test]
-async fn a_service_that_leads_elsewhere_there_is_copied_and_says_so() {
+async fn a_service_with_another_meaning_there_is_copied_and_gets_an_event() {
     let world = World::new().await;
     world
         .home

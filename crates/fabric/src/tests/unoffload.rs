@@ -324,7 +324,7 @@ async fn pods_are_evicted_when_the_remote_namespace_was_deleted() {
 }
 
 #[tokio::test]
-async fn a_cluster_that_is_no_longer_selected_loses_its_namespace() {
+async fn the_namespace_is_deleted_in_a_cluster_that_is_no_longer_selected() {
     let world = World::offloaded().await;
     let expression = json!({"key": "region", "operator": "In", "values": ["asia"]});
     let terms = json!([{"matchExpressions": [expression]}]);

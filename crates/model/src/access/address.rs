@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_everybody_reaches_is_fine() {
+    fn addresses_reachable_from_pods_are_accepted() {
         for server in [
             "https://192.0.2.1:6443",
             "https://api.milan.example.com",
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_works_for_its_user_is_named() {
+    fn addresses_that_work_only_for_the_user_are_refused() {
         for (server, why) in [
             (
                 "https://kubernetes.docker.internal:6443",

@@ -19,7 +19,7 @@ pub fn fingerprint(text: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn another_text_is_another_fingerprint() {
+    fn different_texts_have_different_fingerprints() {
         assert_eq!(super::fingerprint(b"a"), super::fingerprint(b"a"));
         assert_ne!(super::fingerprint(b"a"), super::fingerprint(b"b"));
         assert_eq!(super::fingerprint(b"a").len(), 24);

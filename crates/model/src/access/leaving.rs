@@ -104,12 +104,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_holds_what_is_empty() {
+    fn a_cluster_without_objects_can_be_disconnected() {
         assert_eq!(may_disconnect("milan", Vec::new()), Ok(()));
     }
 
     #[test]
-    fn whatever_is_there_holds_it_and_has_a_way_out() {
+    fn each_remaining_object_blocks_disconnecting_and_has_a_way_out() {
         let all = [
             DisconnectBlocker::Volume {
                 claim: "shop/data".into(),
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_are_as_kubectl_wants_them() {
+    fn the_way_out_is_a_kubectl_command_with_namespace_and_name() {
         let old = DisconnectBlocker::Twin {
             claim: "shop/old".into(),
             superseded: true,

@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_read_back() {
+    fn names_survive_the_round_trip() {
         for level in Level::ALL {
             assert_eq!(level.to_string().parse(), Ok(level));
         }

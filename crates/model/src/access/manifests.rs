@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_of_the_placeholders_is_left() {
+    fn all_placeholders_are_replaced() {
         for level in Level::ALL {
             let text = document(&render(level, &identity()));
             assert!(!text.contains("placeholder"), "{level}");
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn the_fence_stands_before_there_are_rights() {
+    fn admission_policies_are_created_before_roles_and_bindings() {
         for level in Level::ALL {
             let kinds = kinds(level);
             assert_eq!(
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn what_gives_rights_goes_before_its_fence() {
+    fn roles_and_bindings_are_deleted_before_admission_policies() {
         let all = every(&identity());
         let at = |kind: &str| all.iter().position(|it| it.kind == kind).unwrap();
         let last = |kind: &str| all.iter().rposition(|it| it.kind == kind).unwrap();

@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_says_whose_it_is_and_until_when() {
+    fn account_and_expiry_are_read_from_a_token() {
         let facts = TokenFacts::read(&token(&session())).unwrap();
         assert_eq!(
             (facts.namespace.as_str(), facts.account.as_str()),
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_renewed_after_a_third_of_its_life() {
+    fn a_renewal_is_due_after_a_third_of_the_lifetime() {
         let facts = TokenFacts::read(&token(&session())).unwrap();
         assert!(!facts.is_due(1999));
         assert!(facts.is_due(2000));
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn dates_beyond_all_time_are_no_reason_to_panic() {
+    fn extreme_dates_do_not_make_parsing_panic() {
         let mut endless = session();
         (endless["iat"], endless["exp"]) = (i64::MIN.into(), i64::MAX.into());
         let facts = TokenFacts::read(&token(&endless)).unwrap();
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn what_never_ends_or_is_of_no_session_is_left_alone() {
+    fn tokens_without_expiry_or_of_another_secret_are_not_renewed() {
         let mut everlasting = session();
         everlasting.as_object_mut().unwrap().remove("exp");
         let mut elsewhere = session();

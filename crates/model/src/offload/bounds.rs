@@ -147,7 +147,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
         #[test]
-        fn whatever_is_said_is_bounded(said in prop::collection::hash_map("[a-z]{1,20}", anything(), 0..8)) {
+        fn any_status_is_cut_to_the_maximum_size(said in prop::collection::hash_map("[a-z]{1,20}", anything(), 0..8)) {
             let said: Map<String, Value> = said.into_iter().collect();
             let taken = bounded(&said);
             prop_assert!(length(&taken) <= MOST);
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn what_honest_clusters_say_is_taken_as_it_is() {
+    fn a_usual_status_is_not_changed() {
         let state = json!({"terminated": {"exitCode": 1, "reason": "Error", "message": "m".repeat(4096)}});
         let said = json!({"phase": "Failed", "reason": null, "containerStatuses": [
             {"name": "web", "image": "registry/web:1", "restartCount": 3, "ready": false, "state": state},
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn many_large_ones_are_cut_and_the_largest_lists_first() {
+    fn large_and_nested_lists_are_bounded() {
         let of = |count: usize| {
             (0..count)
                 .map(|at| json!({"name": format!("c{at}"), "id": "x".repeat(900)}))
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn names_and_uids() {
+    fn names_uids_labels_and_resource_names_are_recognised() {
         for (text, name, uid, label) in [
             ("web-1.a", true, false, true),
             ("8e4d8f61-6d0b-4d0a-9d86-2b8c0d3a2f11", true, true, true),

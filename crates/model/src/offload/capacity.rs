@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_share_of_all_nodes() {
+    fn a_share_is_a_percentage_of_the_sum_of_all_nodes() {
         let a = amounts(&[("cpu", "3920m"), ("memory", "16Gi"), ("pods", "110")]);
         let b = amounts(&[
             ("cpu", "4"),
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_has_not_more_resources_than_anybody_can_watch() {
+    fn the_number_of_resources_of_a_node_is_limited() {
         let mut node = amounts(&[("cpu", "4"), ("pods", "110"), ("../gpu", "1"), ("a b", "1")]);
         node.extend((0..20_000).map(|at| (format!("a.io/r{at}"), "1".to_owned())));
         let all = share_of([&node], 100);
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_request_is_not_offered() {
+    fn requests_of_other_pods_are_subtracted_from_the_offer() {
         let node = amounts(&[("cpu", "4"), ("memory", "8Gi"), ("pods", "110")]);
         let requested: Requests = [
             ("cpu".into(), NANO + NANO / 2),
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn less_is_offered_at_once_and_more_after_a_while() {
+    fn the_offer_shrinks_at_once_and_grows_after_two_minutes() {
         let mut offer = Offer::default();
         assert_eq!(offer.amounts(), None);
         for (minute, free, offered, why) in [
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn amounts_are_the_same_however_they_are_spelled() {
+    fn amounts_are_compared_by_value() {
         for (one, other, same) in [
             ("1", "1000m", true),
             ("1Gi", "1073741824", true),
@@ -301,19 +301,19 @@ mod tests {
     }
 
     #[test]
-    fn pods_are_never_none_by_omission() {
+    fn an_omitted_number_of_pods_defaults_to_110() {
         assert_eq!(stated(&amounts(&[("cpu", "2")]))["pods"], "110");
         assert_eq!(stated(&amounts(&[("pods", "5")]))["pods"], "5");
     }
 
     proptest! {
         #[test]
-        fn no_quantity_is_too_strange(text: String) {
+        fn no_text_makes_parsing_an_amount_panic(text: String) {
             let _read = nanos(&text);
         }
 
         #[test]
-        fn a_share_is_never_more_than_all(cpu in 0..1_000_000_u32, percent in 1..=100_u32) {
+        fn a_share_never_exceeds_the_total(cpu in 0..1_000_000_u32, percent in 1..=100_u32) {
             let node = amounts(&[("cpu", &format!("{cpu}m"))]);
             let share = nanos(&share_of([&node], percent)["cpu"]).unwrap();
             prop_assert!(share <= i128::from(cpu) * MILLI);

@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_was_asked_for_goes_with_its_namespace() {
+    fn claims_are_deleted_with_their_namespace_only_as_requested() {
         for (is_twin, leaving, retained) in [
             (false, false, false),
             (false, false, true),
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn the_handling_of_volumes_survives_the_round_trip() {
         for volumes in [Volumes::Hold, Volumes::Delete, Volumes::Retain] {
             assert_eq!(Volumes::read(volumes.written().unwrap_or_default()), volumes);
         }

@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn what_belongs_to_others_is_left_alone() {
+    fn foreign_namespaces_are_left_alone() {
         for wanted in [true, false] {
             let foreign = told(
                 wanted,
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_a_namespace_is_announced_first() {
+    fn a_namespace_is_reported_as_terminating_before_it_is_deleted() {
         assert_eq!(told(false, Some(Readiness::Created), 60, ours(&[])).step, None);
         assert_eq!(told(false, Some(terminating()), 1, ours(&[])).step, None);
         let end = told(false, Some(terminating()), 5, ours(&[])).step;
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_are_evicted_before_their_namespace_goes() {
+    fn all_pods_are_evicted_before_the_namespace_is_deleted() {
         let (web, db) = (pod("web", &[]), pod("db", &["data"]));
         let both = vec![web.clone(), db.clone()];
         let held = removed(ours(&["data"]), both.clone());
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_that_is_out_of_service_is_left() {
+    fn an_out_of_service_cluster_is_removed_from_the_status() {
         let silent = Seen::Unknown("no answer".into());
         let held = facts(false, Some(terminating()), 60, silent);
         assert!(decide(held.clone()).state.ready.is_some());
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_of_retained_claims_are_evicted_and_then_the_namespace_goes() {
+    fn pods_of_retained_claims_are_evicted_before_the_namespace_is_deleted() {
         let db = pod("db", &["data"]);
         let told = |retained: bool, pods: Vec<Placed>| {
             let mut seen = ours(&[]);
@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_of_retained_claims_run_on_while_another_claim_holds_the_namespace() {
+    fn pods_of_retained_claims_run_while_another_claim_keeps_the_namespace() {
         let mut seen = ours(&[]);
         if let Seen::Ours { claims, .. } = &mut seen {
             let retained = Claim {
@@ -456,7 +456,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_is_deleted_that_is_wanted_or_in_use(
+        fn a_namespace_that_is_selected_or_in_use_is_not_deleted(
             wanted: bool, names in prop::collection::vec("[a-z]{1,4}", 0..3), since in 0..20_u64,
             deleting: bool, pods in 0..3_usize, leaving: bool, is_twin: bool, retained: bool,
             volumes in prop::sample::select(vec![Volumes::Hold, Volumes::Delete, Volumes::Retain]),

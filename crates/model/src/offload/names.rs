@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn the_strategies() {
+    fn remote_names_follow_the_mapping_strategy() {
         use MappingStrategy::{DefaultName, EnforceSameName, SelectedName};
         assert_eq!(named(DefaultName, "foo", ""), Ok(format!("foo-{HOME}")));
         assert_eq!(named(DefaultName, "foo", "ignored"), Ok(format!("foo-{HOME}")));
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_kubernetes_are_nobody_s() {
+    fn reserved_namespace_names_are_refused() {
         use MappingStrategy::{EnforceSameName, SelectedName};
         for name in ["default", "kube-system", "kube-public"] {
             let refused = Err(NameRefused::Reserved(name.into()));
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn the_default_name_of_one_is_no_other_s() {
+    fn default_names_of_other_namespaces_are_refused() {
         use MappingStrategy::{EnforceSameName, SelectedName};
         let (own, other) = (format!("foo-{HOME}"), format!("bar-{HOME}"));
         let refused = |name: &str| Err(NameRefused::OfAnother(name.to_owned()));
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn some_namespaces_stay_at_home() {
+    fn kube_system_and_reserved_namespaces_are_never_offloaded() {
         let reserved = ["liqo-csi".to_owned()].into();
         let never = |namespace: &str| never_offloaded(namespace, &reserved).is_some();
         assert!(never("kube-system") && never("liqo-csi"));
@@ -205,7 +205,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn default_names_are_names_and_differ(
+        fn default_names_are_valid_and_unique(
             a in "[a-z]([-a-z0-9]{0,60}[a-z0-9])?",
             b in "[a-z]([-a-z0-9]{0,60}[a-z0-9])?",
             home in "[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?",

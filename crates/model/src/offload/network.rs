@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_comes_home_only_if_pods_there_have_it() {
+    fn only_addresses_in_the_remote_pod_networks_are_accepted() {
         let milan = network(&["10.64.0.0/16", "fd00:64::/48"]);
         for (addresses, expected) in [
             (vec![], true),
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_cidr_counts_for_nothing() {
+    fn malformed_cidrs_are_listed_and_contain_no_address() {
         let wrong = network(&["10.0.0.0/33", "::/129", "10.0.0.0", "x"]);
         assert_eq!(wrong.unread().len(), 4);
         assert!(!wrong.has("10.0.0.1".parse().unwrap()));
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_that_meet_are_found() {
+    fn overlapping_ranges_are_found() {
         let milan = network(&["10.64.0.0/16", "fd00::/8"]);
         assert_eq!(milan.overlap(&network(&["10.65.0.0/16", "fe00::/8"])), None);
         for other in ["10.64.128.0/20", "10.0.0.0/8", "10.64.0.0/16", "fd00:1::/64"] {
@@ -226,7 +226,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn an_address_is_there_if_its_first_bits_are(
+        fn a_network_contains_the_addresses_with_its_prefix(
             base in address(), other in address(), length in 0..=128_u8, flipped in 0..128_u32,
         ) {
             let length = if base.is_ipv4() { length % 33 } else { length };

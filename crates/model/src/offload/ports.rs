@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_that_remember_one_port_the_first_keeps_it() {
+    fn of_two_nodes_with_the_same_recorded_port_the_first_keeps_it() {
         let both = assigned(&PORTS, &[("milan", Some(9830)), ("rome", Some(9830))]);
         assert_eq!(both["milan"], Port::Recorded(9830));
         assert_eq!(both["rome"], Port::Free(9829));
@@ -82,7 +82,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_port_is_of_two_nodes(remembered in proptest::collection::vec(proptest::option::of(0_u16..8), 0..8)) {
+        fn each_port_is_assigned_to_one_node(remembered in proptest::collection::vec(proptest::option::of(0_u16..8), 0..8)) {
             let names: Vec<String> = (0..remembered.len()).map(|at| format!("node-{at}")).collect();
             let nodes: Vec<_> = names.iter().map(String::as_str).zip(remembered).collect();
             let ports = [1, 3, 5, 7];

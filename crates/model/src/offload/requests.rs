@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_asks_for_what_the_scheduler_counts() {
+    fn requests_of_a_pod_are_computed_as_by_the_scheduler() {
         let (none, always) = (Value::Null, json!("Always"));
         let app = [container("100m", &none), container("200m", &none)];
         for (init, cpu) in [
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_node_has_too_little_of_is_named() {
+    fn the_resource_that_a_node_lacks_is_named() {
         let offered: Amounts = [("pods".into(), "2".into()), ("cpu".into(), "1".into())].into();
         let asks = |cpu: &str| {
             let spec = json!({"containers": [container(cpu, &Value::Null)]});

@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn the_examples_of_the_documentation() {
+    fn selectors_of_the_documentation_match_as_described() {
         let europe = "region in (europe,us-west), !staging";
         assert!(met(&[europe], &[("region", "europe")]));
         assert!(!met(&[europe], &[("region", "asia")]));
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn every_operator() {
+    fn each_selector_operator_is_evaluated() {
         let labels = [("a", "b"), ("cores", "8")];
         for (selector, expected) in [
             ("a=b", true),
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_refused() {
+    fn malformed_selectors_are_refused() {
         for text in [
             "",
             "a in b",
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn no_terms_select_all_and_no_node_keeps_what_was() {
+    fn without_terms_all_clusters_and_without_nodes_the_previous_are_selected() {
         assert!(selects(&NodeSelector::default(), &[], false));
         let terms = vec![parse("a=b").unwrap()];
         let selector = NodeSelector { terms };
@@ -223,7 +223,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_that_people_write_is_too_much(text in "[a-c!=<>(), ]{0,12}") {
+        fn no_text_makes_parsing_a_selector_panic(text in "[a-c!=<>(), ]{0,12}") {
             let _any = parse(&text);
         }
     }

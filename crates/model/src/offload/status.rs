@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn phases() {
+    fn the_phase_follows_from_the_states_of_the_clusters() {
         let of = |ready: Readiness| ClusterState {
             selected: Ok(()),
             ready: Some(ready),
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn conditions_are_read_as_they_were_written() {
+    fn the_readiness_survives_the_condition() {
         for ready in [
             Readiness::Created,
             Readiness::Creating("a".into()),

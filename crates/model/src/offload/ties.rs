@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_claim_of_home_holds_the_pod_and_one_that_is_not_known_delays_it() {
+    fn a_home_claim_keeps_the_pod_at_home_and_an_unknown_claim_delays_it() {
         let unknown = || Tie::Unknown("it is not there".into());
         let home = || Tie::Home("the claim shop/db".into());
         let wait = || GateStep::Wait("it is not there".into());
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn terms_only_get_stricter() {
+    fn the_home_requirement_is_added_to_each_affinity_term() {
         let home = json!({"key": "liqo.io/type", "operator": "NotIn", "values": ["virtual-node"]});
         let zone = json!({"key": "zone", "operator": "Exists"});
         let field = json!({"key": "metadata.name", "operator": "In", "values": ["n1"]});

@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_and_nodes_are_sums() {
+    fn usage_of_pods_and_nodes_is_the_sum_of_their_containers() {
         let mut counters = Counters::default();
         counters.take(vec![sample("web", 60_000, 200_000_000), sample("log", 61_000, 0)]);
         let pod = "{namespace=\"shop\",pod=\"web\"}";
@@ -309,7 +309,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn counters_never_fall(
+        fn counters_never_decrease(
             rounds in proptest::collection::vec(proptest::collection::vec((0..3_usize, any::<i64>(), any::<u64>()), 0..4), 1..6),
         ) {
             let mut counters = Counters::default();

@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn first_the_volume_names_the_twin_and_then_it_is_made() {
+    fn the_volume_is_reserved_for_the_twin_before_the_twin_is_created() {
         for held in [
             VolumeOwner::SameName { is_it: false },
             VolumeOwner::Twin { with_uid: true },
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_somebody_elses_is_left_to_them() {
+    fn volumes_that_are_free_or_of_other_claims_are_not_adopted() {
         for held in [
             VolumeOwner::None,
             VolumeOwner::SameName { is_it: true },
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wish_without_permission_is_nothing() {
+    fn a_volume_is_not_adopted_without_its_permission_for_the_claim() {
         for permitted in [None, Some("bank/data".parse().unwrap())] {
             let mut facts = facts(VolumeOwner::Twin { with_uid: false });
             facts.volume.as_mut().unwrap().permitted = permitted;
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_does_not_fit_is_refused_before_anything_is_written() {
+    fn an_unsuitable_adoption_is_refused_with_its_reason() {
         type Break = fn(&mut AdoptFacts);
         type Expected = fn(&AdoptRefusal) -> bool;
         let table: [(&str, Break, Expected); 9] = [
@@ -409,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn an_import_ends_when_the_users_claim_is_bound_and_not_before() {
+    fn an_import_ends_only_after_the_users_claim_is_bound() {
         let all = SettleFacts {
             imported: true,
             is_twins: true,

@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_with_the_same_room_share_an_object() {
+    fn nodes_with_equal_capacity_share_an_object() {
         let mut real = class("real", "real.example");
         real.allowed_topologies = vec![AllowedTopology(vec![(
             "host".into(),
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn volumes_made_beforehand_are_the_room() {
+    fn the_capacity_of_a_static_class_is_its_free_volumes() {
         let real = class("real", NO_PROVISIONER);
         let driver = RealDriver::default();
         let mut taken = local("c", "n2", 9 * GIB);
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn the_best_possible_class_counts() {
+    fn the_class_with_the_most_capacity_counts() {
         let driver = RealDriver::default();
         let (here, anywhere) = (class("here", NO_PROVISIONER), class("anywhere", "x"));
         let both = [surroundings(&here, &driver), surroundings(&anywhere, &driver)];
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn a_remote_cluster_is_told_as_one() {
+    fn a_remote_cluster_publishes_one_capacity() {
         let real = class("real", "real.example");
         let driver = RealDriver {
             registered_on: None,
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn names_follow_class_and_nodes_only() {
+    fn object_names_depend_only_on_class_and_nodes() {
         let name = |class: &str, names: &[&str]| publish(class, &[], &nodes(names), &[])[0].name.clone();
         assert_eq!(name("liqo", &["n1", "n2"]), name("liqo", &["n2", "n1"]));
         assert_ne!(name("liqo", &["n1", "n2"]), name("liqo", &["n1"]));
@@ -383,7 +383,7 @@ mod tests {
     proptest! {
         /// Every node with our plugin is in exactly one object, with its own capacity.
         #[test]
-        fn no_node_is_hidden_or_told_twice(sizes in vec(select(vec![0, 1, 2, 3]), 0..12)) {
+        fn each_node_is_in_exactly_one_object(sizes in vec(select(vec![0, 1, 2, 3]), 0..12)) {
             let real = class("real", "real.example");
             let driver = RealDriver { registered_on: None, publishes_capacity: true };
             let names: Vec<String> = (0..sizes.len()).map(|n| format!("n{n}")).collect();

@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn taints_keep_away_who_does_not_tolerate_them() {
+    fn taints_exclude_pods_that_do_not_tolerate_them() {
         let taint = |effect: &str| Taint {
             key: "liqo.io/virtual".into(),
             value: "true".into(),

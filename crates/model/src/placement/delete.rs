@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn first_the_twin_then_its_volume() {
+    fn the_twin_is_deleted_before_its_volume_is_awaited() {
         let ours = |deleting| DeleteTwin::Ours { deleting };
         assert_eq!(decide(ours(false), present(false, false)), DeleteStep::DeleteTwin);
         assert_eq!(decide(ours(true), present(false, false)), DeleteStep::AwaitTwin);
@@ -281,19 +281,19 @@ mod tests {
     }
 
     #[test]
-    fn a_reserved_volume_is_freed() {
+    fn the_claimref_of_a_reserved_volume_is_removed() {
         let step = decide(DeleteTwin::Absent, TwinVolume::Reserved("pv".into()));
         assert_eq!(step, DeleteStep::Unclaim("pv".into()));
     }
 
     #[test]
-    fn what_this_driver_retained_for_it_is_deleted_all_the_same() {
+    fn the_policy_of_a_volume_retained_by_this_driver_is_restored() {
         let step = decide(DeleteTwin::Absent, TwinVolume::RetainedByUs("pv".into()));
         assert_eq!(step, DeleteStep::GiveBack("pv".into()));
     }
 
     #[test]
-    fn what_is_being_moved_is_not_deleted() {
+    fn a_volume_that_is_being_moved_is_not_deleted() {
         let gated = DeleteFacts {
             claim: None,
             gated: true,
@@ -328,7 +328,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn done_means_that_it_was_seen_to_be_gone(
+        fn a_deletion_ends_only_when_the_volume_is_gone_or_retained(
             twin in select(vec![
                 DeleteTwin::Absent,
                 DeleteTwin::Foreign(Foreign::OtherClaim("x".into())),

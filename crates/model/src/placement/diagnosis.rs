@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_has_a_name_of_its_own() {
+    fn each_diagnosis_has_a_unique_name() {
         for one in Diagnosis::ALL {
             assert_eq!(Diagnosis::named(one.name()), Some(one));
         }
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_is_as_its_twin_is() {
+    fn the_diagnosis_follows_from_the_state_of_the_twin() {
         let twin = |deleting, phase, has_volume| {
             diagnose(Some(TwinHealth {
                 deleting,

@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_twin_is_asked_once_and_waited_for() {
+    fn a_twin_expansion_is_requested_once_and_then_awaited() {
         assert_eq!(step(20, size(10, 10), None, None), ExpandStep::Request(20));
         assert_eq!(step(20, size(20, 10), None, None), ExpandStep::Wait);
         let growing = staged(20, 10, 20, ResizeStage::ControllerInProgress);
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_has_to_follow_where_the_twin_says_so() {
+    fn node_expansion_is_required_when_the_twin_waits_for_it() {
         for stage in [
             ResizeStage::NodePending,
             ResizeStage::NodeInProgress,
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_that_was_lowered_ends_the_expansion_of_its_twin() {
+    fn lowering_a_claim_ends_the_expansion_of_its_twin() {
         let twin = staged(15, 10, 20, ResizeStage::NodePending);
         let claim = size(15, 15);
         assert!(has_finished(twin, ObservedSize { claim, volume: 20 }));
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_real_driver_says_is_passed_on() {
+    fn expansion_errors_of_the_real_driver_are_passed_on() {
         let refused = |stage, words| step(20, staged(20, 10, 20, stage), None, Some(words));
         let words = || "no".to_owned();
         assert_eq!(
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_follows_its_twin_elsewhere() {
+    fn the_claim_status_follows_a_twin_in_another_cluster() {
         let waits = staged(20, 10, 20, ResizeStage::NodePending);
         assert_eq!(claim_update(waits, size(20, 20)), Some(ClaimUpdate::Grown(20)));
         assert_eq!(
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_only_grows_and_not_into_an_expansion() {
+    fn a_claim_is_raised_to_a_larger_twin_unless_an_expansion_is_under_way() {
         assert!(must_be_raised(size(10, 10), 10, size(10, 12)));
         assert!(!must_be_raised(size(10, 12), 12, size(10, 10)));
         assert!(!must_be_raised(size(20, 10), 10, size(20, 20)));

@@ -81,7 +81,7 @@ mod tests {
     };
 
     #[test]
-    fn a_class_is_asked_for_once_and_waited_for() {
+    fn an_attributes_class_is_requested_once_and_then_awaited() {
         let other = ModifyFacts {
             requested: Some("silver"),
             ..FACTS
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_said_of_this_class_counts() {
+    fn only_results_for_the_requested_class_count() {
         let infeasible = |class| ModifyFacts {
             change: Some((ModifyStage::Infeasible, class)),
             error: Some("no such disk"),

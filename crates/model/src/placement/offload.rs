@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_stands_for_one_cluster_or_is_disputed() {
+    fn a_node_represents_one_cluster_or_is_disputed() {
         let declared = [cluster("a", "a"), cluster("b", "b"), cluster("b2", "b")];
         assert!(matches!(behind(&node("x"), &declared), Behind::Itself));
         assert!(matches!(behind(&node("a"), &declared), Behind::Remote(one) if one.id.as_str() == "a"));
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn an_administrators_class_goes_before_the_one_of_the_fabric() {
+    fn a_class_of_an_administrator_takes_precedence_over_that_of_the_fabric() {
         let found = Declared {
             classes: ClassMap {
                 default: Some("fabric".into()),
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn annotations_tell_as_well() {
+    fn nodes_are_selected_by_annotation() {
         let rule = NodeRule::Annotation {
             key: "k".into(),
             value: "v".into(),

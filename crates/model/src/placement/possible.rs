@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn who_gets_no_class_is_told_apart() {
+    fn a_missing_class_concerns_all_claims_or_those_that_name_none() {
         let milan: ClusterId = "milan".parse().unwrap();
         let ours = class("liqo", DRIVER_NAME);
         let gold = [class("gold", "x")];
@@ -146,7 +146,7 @@ mod tests {
     };
 
     #[test]
-    fn the_ways_out_are_those_of_the_fabric() {
+    fn suggested_fixes_depend_on_the_fabric() {
         let ways = |fabric, allowed: &[&str]| {
             let declared = Declared {
                 fabric,

@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_policy_follows_the_user_and_what_others_retain_stays() {
+    fn the_policy_follows_the_user_and_retain_set_by_others_stays() {
         use ReclaimPolicy::{Delete, Retain};
         for (wanted, has, replaced, expected) in [
             (Retain, Delete, false, PolicyStep::Retain),

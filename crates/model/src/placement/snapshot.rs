@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_snapshot_is_made_awaited_and_answered() {
+    fn a_snapshot_is_created_awaited_and_confirmed() {
         for content in [UserContent::NotGiven, LIVE] {
             assert_eq!(step(SnapshotTwin::Absent, content), SnapshotStep::Create);
             assert_eq!(step(ours(false, true, false), content), SnapshotStep::Wait);
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_waits_for_is_taken_back_unless_it_was_cut() {
+    fn an_abandoned_snapshot_is_deleted_unless_it_was_taken() {
         for content in [UserContent::Deleting, UserContent::Gone] {
             let refused = SnapshotStep::Refuse(SnapshotRefusal::GivenUp);
             assert_eq!(step(SnapshotTwin::Absent, content), refused);
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_vanished_is_not_cut_again() {
+    fn a_vanished_snapshot_twin_is_not_created_again() {
         let answered = UserContent::Live { answered: true };
         assert_eq!(
             step(SnapshotTwin::Absent, answered),
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn one_of_another_volume_is_not_touched() {
+    fn a_snapshot_of_another_volume_is_not_touched() {
         for content in [LIVE, UserContent::Gone] {
             assert_eq!(
                 step(ours(false, false, false), content),
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_retained_before_it_is_answered_for() {
+    fn a_snapshot_is_retained_before_it_is_confirmed() {
         let facts = |cut| SnapshotFacts {
             twin: ours(false, true, cut),
             content: LIVE,

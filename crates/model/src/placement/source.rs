@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_sources_own_driver_copies_it() {
+    fn only_the_driver_of_the_source_can_copy_it() {
         assert_eq!(check(SourceDriver::Csi("real"), Some("real")), Ok(()));
         assert!(matches!(
             check(SourceDriver::Csi("real"), Some("rancher.io/local-path")),
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_seen_to_be_copied_is_not() {
+    fn a_copy_is_refused_if_the_drivers_cannot_be_compared() {
         for (driver, provisioner) in [
             (SourceDriver::Csi("real"), None),
             (SourceDriver::Unreadable("PersistentVolumes"), Some("real")),

@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clone_is_made_where_its_source_is_reached() {
+    fn a_clone_is_placed_on_nodes_that_reach_its_source() {
         let zone = Original::Volume(Some(selector("zone", "a")));
         assert_eq!(names(&place(&zone, "home")), ["n1", "n2"], "not on virtual nodes");
         assert_eq!(names(&place(&Original::Volume(None), "home")), ["n1", "n2", "n3"]);
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn people_are_told_where_it_is() {
+    fn the_description_names_the_cluster_and_nodes_of_the_source() {
         for (original, cluster, expected) in [
             (snapshot(None, None), "home", "in this cluster"),
             (
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn one_node_is_selected_at_once() {
+    fn a_single_possible_node_is_selected_at_once() {
         let place = place(&snapshot(Some(selector(NODE_KEY, "n2")), None), "home");
         assert_eq!(
             select_node_for_copy(&place, None, false, true, 0),
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn of_several_one_is_selected_after_a_miss() {
+    fn of_several_nodes_one_is_selected_after_the_scheduler_missed() {
         let place = place(&snapshot(None, None), "home");
         for consumer in [None, Some(pod("n1")), Some(pod("elsewhere"))] {
             assert_eq!(
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn no_node_is_nowhere() {
+    fn without_possible_nodes_none_is_selected() {
         let place = place(&snapshot(None, None), "rome");
         for missed in [false, true] {
             assert_eq!(

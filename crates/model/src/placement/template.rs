@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_known_form_is_recognised() {
+    fn templates_with_namespace_or_annotations_are_recognised() {
         for namespace in [
             "${.PVC.namespace}/${.PVC.name}",
             "${pvc.namespace}",

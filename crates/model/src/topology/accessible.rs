@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_request_does_not_allow_is_not_accessible() {
+    fn accessible_topologies_are_limited_to_the_requested_ones() {
         let cluster = [Segments::of_cluster(&home())];
         let at = |name: &str| Segments::of_node(&home(), name);
         let zone = |zone: &str| Segments::of_cluster(&home()).with("zone", zone);
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn no_affinity_is_the_cluster() {
+    fn a_volume_without_affinity_is_accessible_in_its_whole_cluster() {
         assert_eq!(
             accessible(&home(), None, &[]),
             Ok(vec![Segments::of_cluster(&home())])
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn equality_is_expanded() {
+    fn requirements_by_equality_become_one_topology_per_value() {
         use Operator::In;
         let nodes = [node("n1", Some("a")), node("n2", Some("b"))];
         let zones = one("zone", In, &["b", "a", "c"]);
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rest_is_what_matches_now() {
+    fn other_requirements_are_expanded_to_the_current_nodes() {
         use Operator::{Exists, NotIn};
         let nodes = [node("n1", Some("a")), node("n2", Some("b")), node("n3", None)];
         assert_eq!(
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_become_nodes() {
+    fn requirements_on_the_node_name_become_node_topologies() {
         let fields = vec![one("metadata.name", Operator::In, &["n2"])];
         let affinity = NodeSelector {
             terms: vec![Term {
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_to_reach_it_is_an_error() {
+    fn an_affinity_that_matches_no_usable_node_is_an_error() {
         use Operator::{Exists, In};
         let nodes = [node("n1", Some("a"))];
         assert_eq!(
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn places_are_bounded() {
+    fn the_number_of_topologies_is_limited() {
         let many = |key: &str| Requirement::is_in(key, (0..30).map(|n| n.to_string()));
         let mut busy = node("n1", None);
         busy.labels.insert("a".into(), "1".into());
@@ -409,7 +409,7 @@ mod tests {
         /// Compares with a brute-force evaluation of the affinity: any node, even one that is added later, is
         /// admitted only if the affinity matches it; and no current node is left out.
         #[test]
-        fn never_wider_than_the_truth(affinity in any_selector(), now in any_nodes(), later in any_nodes()) {
+        fn topologies_admit_only_nodes_that_the_affinity_admits(affinity in any_selector(), now in any_nodes(), later in any_nodes()) {
             let Ok(places) = accessible(&home(), Some(&affinity), &now) else {
                 prop_assert!(!now.iter().any(|node| affinity.admits(node)));
                 return Ok(());

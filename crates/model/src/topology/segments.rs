@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_two_places_has_the_keys_of_both() {
+    fn the_intersection_of_topologies_has_the_keys_of_both() {
         let home: ClusterId = "home".parse().unwrap();
         let (cluster, node) = (Segments::of_cluster(&home), Segments::of_node(&home, "worker-1"));
         assert_eq!(cluster.and(&node), Some(node.clone()));
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_admits_who_has_all_its_values() {
+    fn a_topology_admits_nodes_with_all_its_labels() {
         let home: ClusterId = "home".parse().unwrap();
         let labels = Segments::of_node(&home, "worker-1").with("zone", "a").into_map();
         assert!(Segments::of_cluster(&home).admits(&labels));

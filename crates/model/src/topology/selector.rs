@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn requirements_on_labels() {
+    fn each_label_operator_is_evaluated_as_in_kubernetes() {
         use Operator::{DoesNotExist, Exists, Gt, In, Lt, NotIn};
         let cases: &[(&str, Operator, &[&str], bool)] = &[
             ("zone", In, &["a", "b"], true),
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn what_kubernetes_rejects_admits_nobody() {
+    fn requirements_that_kubernetes_rejects_admit_no_node() {
         use Operator::{DoesNotExist, Exists, Gt, In, NotIn};
         let long = "a".repeat(64);
         for (key, operator, values) in [
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_know_the_name() {
+    fn field_requirements_match_only_the_node_name() {
         use Operator::{Exists, In, NotIn};
         let admits = |one: Requirement| {
             Term {
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn terms_are_alternatives_and_empty_ones_are_none() {
+    fn terms_are_alternatives_and_empty_terms_match_no_node() {
         let zone = |zone: &str| Term {
             expressions: vec![Requirement::is_in("zone", [zone])],
             fields: Vec::new(),

@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn several_modes_make_one_volume() {
+    fn capabilities_of_several_access_modes_are_merged() {
         let all = Capabilities::new([
             mount(AccessMode::ReadWriteOnce, "", &["noatime"]),
             mount(AccessMode::ReadOnlyMany, "xfs", &["noatime"]),
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_serves_what_it_was_made_for() {
+    fn a_volume_serves_only_the_capabilities_it_was_created_with() {
         use AccessMode::{ReadOnlyMany, ReadWriteMany, ReadWriteOnce};
         let made = Capabilities::new([
             mount(ReadWriteOnce, "ext4", &[]),

@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_with_a_meaning_of_their_own_stay_behind() {
+    fn keys_of_kubernetes_drivers_and_deployment_tools_are_not_carried() {
         for key in [
             "volume.beta.kubernetes.io/storage-class",
             "kubernetes.io/metadata.name",
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_listed_no_more_leaves_the_twin() {
+    fn annotations_no_longer_listed_are_removed_from_the_twin() {
         let note = map(&[("note", "a")]);
         let (labels, annotations) = Carried::of(&Map::new(), &note).with(&marks());
         let now = CarriedAnnotations::default().carried(&Map::new(), &note);
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn ours_are_written_last() {
+    fn our_marks_overwrite_carried_keys() {
         // Impossible through `of`, but a manually created `Carried` must not win either.
         let carried = Carried {
             labels: map(&[(mark::VOLUME, "stolen"), ("app", "shop")]),
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn a_forged_record_removes_nothing_of_ours() {
+    fn a_forged_record_removes_none_of_our_marks() {
         let (labels, mut annotations) = Carried::default().with(&marks());
         let forged = format!(r#"{{"labels":["{}"],"annotations":[]}}"#, mark::VOLUME);
         annotations.insert(mark::CARRIED.into(), forged);
@@ -380,7 +380,7 @@ mod tests {
     proptest! {
         /// A synchronised twin equals one that is created from the current claim.
         #[test]
-        fn synchronised_equals_new(
+        fn a_synchronised_twin_equals_a_new_one(
             old_labels in metadata(), old_annotations in metadata(),
             labels in metadata(), annotations in metadata(),
         ) {

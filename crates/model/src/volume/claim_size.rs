@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stages_are_those_of_kubernetes() {
+    fn resize_stages_are_parsed_from_kubernetes_names() {
         for (text, stage, on_node) in [
             (
                 "ControllerResizeInProgress",
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_grows_to_what_it_asks_for_or_to_what_is_under_way() {
+    fn a_claim_grows_to_its_requested_or_allocated_size() {
         let size = ClaimSize {
             requested: 2,
             capacity: 1,

@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn survives_the_publish_context() {
+    fn a_data_path_survives_the_publish_context() {
         let in_tree = [
             RealSource::HostPath {
                 path: "/data".into(),
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn says_what_is_wrong_with_a_context() {
+    fn each_defect_of_a_publish_context_has_its_error() {
         let context = |text: &str| BTreeMap::from([(CONTEXT_KEY.to_owned(), text.to_owned())]);
         let read = |context: &BTreeMap<String, String>| DataPath::from_publish_context(context);
         assert!(matches!(read(&BTreeMap::new()), Err(DataPathError::Missing)));

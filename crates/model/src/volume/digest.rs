@@ -25,7 +25,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn depends_on_every_part_and_its_bounds() {
+    fn a_digest_depends_on_each_part_and_its_boundaries() {
         assert_eq!(digest(10, ["a", "b"]), digest(10, ["a", "b"]));
         assert_ne!(digest(10, ["ab", "c"]), digest(10, ["a", "bc"]));
         assert_ne!(digest(10, ["a", "b"]), digest(10, ["b", "a"]));

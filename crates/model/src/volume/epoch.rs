@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn epochs_never_come_again() {
+    fn epochs_only_increase_and_never_wrap() {
         let first = Epoch::NEVER_MOVED.next().unwrap();
         assert_eq!(first.to_string(), "1");
         assert!(Epoch::NEVER_MOVED < first);
@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_one_way_to_write_an_epoch() {
+    fn an_epoch_has_one_textual_form() {
         for epoch in ["0", "7", "4294967295"] {
             assert_eq!(epoch.parse::<Epoch>().unwrap().to_string(), epoch);
         }

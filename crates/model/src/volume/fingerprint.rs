@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn every_part_of_a_request_counts() {
+    fn a_fingerprint_depends_on_every_part_of_the_request() {
         use AccessMode::{ReadOnlyMany, ReadWriteOnce};
         let changed = |change: &dyn Fn(&mut VolumeSpec)| {
             let mut other = spec();
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn the_claims_name_does_not_count() {
+    fn a_fingerprint_does_not_depend_on_the_claim_name() {
         let mut other = spec();
         other.parameters.claim = Some(ClaimName {
             namespace: "n".into(),
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn survives_the_annotation() {
+    fn a_fingerprint_survives_the_annotation() {
         let fingerprint = Fingerprint::of(&spec());
         assert_eq!(fingerprint.to_string().parse(), Ok(fingerprint));
         for text in ["", "v1", "v2:a:b:c:d", "v1:a:b:c", "v1:a:b:c:d:e"] {
@@ -215,7 +215,7 @@ mod tests {
     /// A changed digest would turn every retried request into one for another volume after an upgrade: bump
     /// the version instead.
     #[test]
-    fn the_text_of_version_1_never_changes() {
+    fn the_text_of_fingerprint_version_1_never_changes() {
         assert_eq!(
             Fingerprint::of(&spec()).to_string(),
             "v1:bf2338a1adb3fa14:6fb41d51c41b4543:e3b0c44298fc1c14:e3b0c44298fc1c14"

@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn foreign_ids_are_no_volume() {
+    fn malformed_and_foreign_volume_ids_are_reported_as_foreign() {
         for id in [
             "",
             "fake-vol-id",
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_of_other_versions_are_volumes_all_the_same() {
+    fn ids_of_unknown_versions_are_not_reported_as_foreign() {
         for id in ["v3:home:pvc-x", &format!("v3:home:{CLAIM}:7:x"), "v10:x", "v0:x"] {
             let parsed = id.parse::<VolumeId>();
             assert_eq!(parsed, Err(VolumeIdError::UnknownVersion(id.to_owned())));

@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn ours_means_cluster_and_volume_and_claim() {
+    fn a_twin_is_ours_only_with_matching_cluster_volume_and_claim() {
         let other_home = Marks {
             home: "away".parse().unwrap(),
             ..marks()
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn an_epoch_that_cannot_be_read_is_nobodys() {
+    fn a_twin_with_an_unreadable_epoch_is_foreign() {
         let marks = marks();
         let mut annotations = marks.annotations();
         annotations.insert(mark::EPOCH.into(), "x".into());
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_that_cannot_be_known_is_not_compared() {
+    fn a_volume_name_without_claim_uid_is_not_compared_by_claim() {
         let volume = VolumeName::from_request("sanity");
         let marks = Marks {
             volume: volume.clone(),
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unreadable_fingerprint_disowns_nothing() {
+    fn a_twin_with_an_unreadable_fingerprint_is_still_ours() {
         let marks = marks();
         let mut annotations = marks.annotations();
         annotations.insert(mark::FINGERPRINT.into(), "v9:new".into());

@@ -109,7 +109,7 @@ mod tests {
     const UID: &str = "6b5d1b2e-3c37-4f0e-9f0f-0d2c7ef1a222";
 
     #[test]
-    fn only_what_kubernetes_writes_is_a_uid() {
+    fn a_move_uid_must_have_the_form_that_kubernetes_writes() {
         assert_eq!(UID.parse::<MoveUid>().unwrap().to_string(), UID);
         for wrong in ["", "m1", &UID.to_uppercase(), &UID.replace('-', "")] {
             assert!(wrong.parse::<MoveUid>().is_err(), "{wrong}");
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn gates_count_from_one() {
+    fn gate_numbers_start_at_one() {
         assert_eq!(GateNumber::FIRST.to_string(), "1");
         assert!(GateNumber::FIRST < GateNumber::FIRST.next());
         assert!("0".parse::<GateNumber>().is_err());

@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_what_kubernetes_writes() {
+    fn quantities_of_kubernetes_are_parsed() {
         for (text, bytes) in [
             ("0", 0),
             ("1024", 1024),
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn writes_what_people_write() {
+    fn quantities_are_printed_with_the_largest_binary_suffix() {
         assert_eq!(quantity(10 << 30), "10Gi");
         assert_eq!(quantity(1 << 62), "4Ei");
         assert_eq!(quantity(1025 << 20), "1025Mi");
@@ -107,7 +107,7 @@ mod tests {
         }
 
         #[test]
-        fn no_text_makes_reading_panic(text in "[0-9.eEmKkGi+-]{0,60}") {
+        fn no_text_makes_parsing_a_size_panic(text in "[0-9.eEmKkGi+-]{0,60}") {
             let _ = parse_quantity(&text);
         }
     }

@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_kubernetes_writes_is_read() {
+    fn reclaim_policies_survive_the_round_trip() {
         for policy in [ReclaimPolicy::Delete, ReclaimPolicy::Retain] {
             assert_eq!(policy.to_string().parse(), Ok(policy));
             let json = serde_json::to_value(policy).unwrap();

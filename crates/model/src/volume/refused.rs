@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_counts_for_its_class_and_cluster_and_for_a_while() {
+    fn a_refusal_counts_only_for_its_class_and_cluster_and_expires() {
         let new = Refused::new("liqo", &id("milan"), 5, 1000);
         let refused = Refused::parse(&new.to_string()).unwrap();
         assert_eq!(refused, new);
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn few_notes_are_kept_and_rarely_written() {
+    fn refusals_of_similar_sizes_share_a_key_and_are_rarely_rewritten() {
         let refused = |bytes, now| Refused::new("liqo", &id("milan"), bytes, now);
         assert_eq!(refused(1024, 0).key(), refused(2047, 9).key());
         assert_ne!(refused(1024, 0).key(), refused(2048, 0).key());

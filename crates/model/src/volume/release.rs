@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn data_that_was_to_stay_still_is() {
+    fn a_release_keeps_a_retain_policy_of_user_or_administrator() {
         for (outer, real, replaced, expected) in [
             ("Delete", "Delete", None, "Delete"),
             // An administrator retained it, not the class.
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_virtual_volume_made_again_is_retained_and_anybodys_no_more_than_before() {
+    fn a_recreated_virtual_pv_is_retained_and_reserved_for_the_old_claim() {
         let again = record("Delete", "Delete", None)
             .volume
             .again(&"shop/data".parse().unwrap(), "u-old");

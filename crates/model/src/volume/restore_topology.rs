@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn topologies_have_names() {
+    fn restore_topologies_survive_the_round_trip() {
         for topology in RestoreTopology::ALL {
             assert_eq!(topology.as_str().parse(), Ok(topology));
         }

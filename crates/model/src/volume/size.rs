@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_size_is_always_asked_for() {
+    fn a_size_without_minimum_is_the_default_or_the_limit() {
         let request = |required, limit| SizeRange::new(required, limit).unwrap().request();
         assert_eq!(request(5, 0), 5);
         assert_eq!(request(0, 0), DEFAULT_SIZE);
@@ -76,7 +76,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_asked_for_answers_the_request(required: i64, limit: i64) {
+        fn the_requested_size_is_within_the_range(required: i64, limit: i64) {
             if let Ok(range) = SizeRange::new(required, limit) {
                 prop_assert!(range.accepts(range.request()));
                 prop_assert!(range.request() > 0);

@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_of_another_version_is_not_guessed_at() {
+    fn an_import_record_of_another_version_is_an_error() {
         for text in [
             record().text().unwrap().replace(":1,", ":2,"),
             "{}".to_owned(),
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn its_names_follow_from_the_snapshot() {
+    fn names_of_an_import_depend_on_the_snapshot_uid() {
         let (one, mut other) = (record(), record());
         other.uid = "u-2".into();
         assert_ne!(one.key(), other.key());

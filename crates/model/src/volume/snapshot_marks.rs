@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_ours_says_why() {
+    fn a_foreign_snapshot_is_reported_with_its_reason() {
         let with = |key: &str, value: &str| {
             let mut labels = marks().labels();
             labels.insert(key.to_owned(), value.to_owned());

@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn policies_have_names() {
+    fn binding_policies_survive_the_round_trip() {
         for policy in BindingPolicy::ALL {
             assert_eq!(policy.as_str().parse(), Ok(policy));
         }

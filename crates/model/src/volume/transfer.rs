@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_no_absence() {
+    fn an_unreadable_annotation_is_an_error_and_does_not_count_as_absent() {
         let read = |text: &str| ImportRecord::read(&map(&[(mark::IMPORT, text)]));
         assert!(matches!(read("{}"), Err(RecordError::Malformed { .. })));
         assert!(matches!(read("x"), Err(RecordError::Malformed { .. })));
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn the_adopting_claim_asks_for_nothing_that_would_have_it_deleted_again() {
+    fn the_adopting_claim_has_only_class_and_access_modes_in_its_spec() {
         let claim = record().claim.adopting("liqo", "pv-1");
         assert_eq!(
             claim["spec"],
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn the_old_claim_comes_back_as_it_was() {
+    fn the_old_claim_is_recreated_as_it_was() {
         let claim = record().claim.as_before("pv-1");
         assert_eq!(claim["spec"], record().claim.spec);
         assert_eq!(claim["metadata"]["annotations"][CLASS_BETA], "fast");
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn a_released_claim_asks_for_the_real_volume_and_nothing_else() {
+    fn a_released_claim_requests_only_the_real_volume() {
         let claim = record().claim.released("fast", "pv-1", Some("silver"));
         assert_eq!(
             claim.spec,
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_noted_about_the_binding_is_not_the_users() {
+    fn annotations_about_the_binding_are_not_the_users() {
         let all = map(&[
             ("team", "blue"),
             ("pv.kubernetes.io/bind-completed", "yes"),
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn tools_are_known_by_their_keys() {
+    fn deployment_tools_are_recognised_by_their_keys() {
         let none = Map::new();
         let tool = |key: &str| managed_by(&none, &map(&[(key, "x")])).map(|(tool, _)| tool);
         assert_eq!(tool("meta.helm.sh/release-name"), Some("Helm"));

@@ -13,7 +13,7 @@ use super::{
 use crate::{
     observe::crash::{self, Step},
     placement::moving::{AsRead, Side},
-    twin::{Site, give_policy_back, has_finalizer, retain, withdraw::free_reserved},
+    twin::{Site, has_finalizer, restore_reclaim_policy, retain, withdraw::free_reserved},
     volume::{
         ReclaimPolicy,
         mark::{self, TWIN_FINALIZER},
@@ -129,7 +129,7 @@ impl MovedVolume {
         };
         let is_settled = match policy {
             ReclaimPolicy::Retain => retain(site, self.volume(), &real, step).await?.is_some(),
-            ReclaimPolicy::Delete => give_policy_back(site.cluster(), &real, json!({})).await?,
+            ReclaimPolicy::Delete => restore_reclaim_policy(site.cluster(), &real, json!({})).await?,
         };
         Ok(if is_settled {
             Applied::Done

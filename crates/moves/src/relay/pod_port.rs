@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn is_read_as_it_is_written() {
+    fn a_pod_port_survives_the_round_trip() {
         let port: PodPort = "liqo-storage/move-1.source:7401".parse().unwrap();
         assert_eq!(
             (port.namespace(), port.pod(), port.port()),

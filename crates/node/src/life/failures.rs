@@ -6,7 +6,7 @@ use super::*;
 use crate::error::VolumeError;
 
 #[tokio::test]
-async fn a_missing_driver_is_waited_for_only_if_it_has_something_to_undo() {
+async fn an_absent_driver_is_needed_only_if_it_has_something_to_undo() {
     let node = Node::new();
     let driver = FakeDriver::start(&node, DRIVER);
     let block = || publish(&node, "pod-1", csi_path(VolumeMode::Block));
@@ -34,7 +34,7 @@ async fn a_missing_driver_is_waited_for_only_if_it_has_something_to_undo() {
 }
 
 #[tokio::test]
-async fn of_a_file_system_that_is_not_mounted_nothing_is_left() {
+async fn unstaging_an_unmounted_file_system_needs_no_driver() {
     let node = Node::new();
     let driver = FakeDriver::start(&node, DRIVER);
     let request = stage(&node, csi_path(VolumeMode::Filesystem));
@@ -51,7 +51,7 @@ async fn of_a_file_system_that_is_not_mounted_nothing_is_left() {
 }
 
 #[tokio::test]
-async fn a_final_refusal_leaves_no_record_and_an_open_one_does() {
+async fn only_a_refusal_that_may_have_had_an_effect_leaves_a_record() {
     let node = Node::new();
     let driver = FakeDriver::start(&node, DRIVER);
     let volumes = node.volumes();

@@ -86,7 +86,7 @@ async fn a_volume_in_a_pod_directory_is_left_to_the_kubelet() {
 }
 
 #[tokio::test]
-async fn a_pod_directory_without_metadata_counts_for_the_volume_of_its_name() {
+async fn a_pod_directory_without_metadata_is_matched_by_its_name() {
     let node = Node::new();
     let _driver = FakeDriver::start(&node, DRIVER);
     let request = stage(&node, csi_path(VolumeMode::Filesystem));

@@ -234,8 +234,8 @@ async fn a_blank_device_is_formatted_once_and_keeps_its_data() {
 }
 
 #[tokio::test]
-async fn a_device_with_anything_on_it_is_never_formatted() {
-    if !in_own_namespace("a_device_with_anything_on_it_is_never_formatted") {
+async fn a_device_that_is_not_blank_is_never_formatted() {
+    if !in_own_namespace("a_device_that_is_not_blank_is_never_formatted") {
         return;
     }
     let node = Node::new();

@@ -421,7 +421,7 @@ async fn an_undo_resumes_after_a_crash_at_any_write() {
 }
 
 #[tokio::test]
-async fn a_release_and_its_undo_at_once_lose_nothing() {
+async fn a_concurrent_release_and_undo_lose_no_data() {
     for pause in [0, 5, 10, 20, 40, 80] {
         let world = World::new("Delete", "Delete").await;
         let undo = async {
@@ -511,7 +511,7 @@ async fn a_claim_that_would_be_refused_is_detected_by_dry_run() {
 }
 
 #[tokio::test]
-async fn a_finalizer_without_its_sidecar_is_removed() {
+async fn a_finalizer_of_an_absent_sidecar_is_removed() {
     let world = World::with_sidecars("Delete", "Delete", false).await;
     world.release().await.unwrap();
     world.assert_released("Delete");
@@ -745,7 +745,7 @@ async fn deleting_the_twin_meanwhile_keeps_the_data() {
 }
 
 #[tokio::test]
-async fn snapshots_that_stay_are_named() {
+async fn snapshots_of_a_released_claim_are_named() {
     let world = World::new("Delete", "Delete").await;
     let snapshots = "/apis/snapshot.storage.k8s.io/v1/namespaces/shop/volumesnapshots";
     for (name, of) in [("nightly", "data"), ("others", "else")] {
@@ -801,7 +801,7 @@ async fn a_twin_that_an_undo_wants_to_keep_is_not_deleted() {
 
 /// A later namespace of the same name may belong to another user.
 #[tokio::test]
-async fn a_recreated_namespace_gets_nothing() {
+async fn a_claim_or_snapshot_is_not_restored_in_a_recreated_namespace() {
     let world = World::new("Delete", "Delete").await;
     world.die_after(false, 8).await;
     world

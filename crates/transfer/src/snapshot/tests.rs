@@ -412,7 +412,7 @@ async fn own_and_unready_snapshots_are_refused() {
 }
 
 #[tokio::test]
-async fn a_recreated_namespace_gets_nothing() {
+async fn a_claim_or_snapshot_is_not_restored_in_a_recreated_namespace() {
     let world = World::new("Delete").await;
     world.import_and_die_after(MARKED).await;
     world.api.change("/api/v1/namespaces/shop", |namespace| {

@@ -99,7 +99,7 @@ fn manifest(error: &TransferError) -> Value {
 }
 
 #[tokio::test]
-async fn a_volume_that_somebody_deletes_can_be_made_again_and_the_import_goes_on() {
+async fn a_pv_deleted_by_others_can_be_recreated_and_the_import_completes() {
     let world = in_the_gap().await;
     let collection = CLAIM.strip_suffix("/data").unwrap();
     world.api.before("POST", collection, |store| store.remove(REAL));
@@ -119,7 +119,7 @@ async fn a_volume_that_somebody_deletes_can_be_made_again_and_the_import_goes_on
 }
 
 #[tokio::test]
-async fn a_volume_that_somebody_deletes_can_be_made_again_and_the_undo_goes_on() {
+async fn a_pv_deleted_by_others_can_be_recreated_and_the_undo_completes() {
     let world = in_the_gap().await;
     let collection = CLAIM.strip_suffix("/data").unwrap();
     // Another client creates another claim of that name.
@@ -147,7 +147,7 @@ async fn an_undo_waits_for_a_quota_that_still_counts_the_old_claim() {
 }
 
 #[tokio::test]
-async fn an_undo_says_why_the_claim_cannot_be_made_again() {
+async fn an_undo_reports_why_the_claim_cannot_be_recreated() {
     let world = in_the_gap().await;
     let refused = Fault::new("POST", "persistentvolumeclaims", Act::Refuse(422));
     world.api.fault(refused);

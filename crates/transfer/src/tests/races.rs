@@ -123,7 +123,7 @@ async fn an_import_that_comes_while_the_claim_is_marked_by_an_undo_deletes_nothi
 }
 
 #[tokio::test]
-async fn a_recreated_namespace_gets_nothing() {
+async fn a_claim_or_snapshot_is_not_restored_in_a_recreated_namespace() {
     let world = World::new("Delete").await;
     world.import_and_die_after(MADE).await;
     world.api.change("/api/v1/namespaces/shop", |namespace| {

@@ -73,7 +73,7 @@ async fn an_adopted_volume_is_the_existing_pv() {
 }
 
 #[tokio::test]
-async fn a_refusal_writes_nothing() {
+async fn a_refused_adoption_writes_nothing() {
     type Break = fn(&mut World);
     type Expected = fn(&AdoptRefusal) -> bool;
     let table: [(Break, Expected); 4] = [
@@ -126,7 +126,7 @@ async fn a_node_that_cannot_reach_the_volume_is_refused() {
 }
 
 #[tokio::test]
-async fn the_adopted_pv_keeps_naming_its_twin() {
+async fn the_adopted_pv_stays_reserved_for_its_twin() {
     let world = adopting(Real::Idle).await.impatient();
     world.create().await.unwrap_err();
     assert!(world.twin().is_some());

@@ -125,7 +125,7 @@ async fn an_attachment_that_was_there_before_is_confirmed() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_published() {
+async fn volumes_nodes_and_modes_that_cannot_be_published_are_refused() {
     let world = World::new(Real::Works).await;
     assert!(matches!(
         world.publish("n1").await,

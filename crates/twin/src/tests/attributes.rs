@@ -51,7 +51,7 @@ fn given(class: &str) -> Value {
 }
 
 #[tokio::test]
-async fn a_twin_is_made_with_the_class_that_was_asked_for() {
+async fn a_twin_is_created_with_the_requested_attributes_class() {
     let mut world = world().await;
     world.request.spec.attributes = Some("gold".into());
     world.create().await.unwrap();
@@ -111,7 +111,7 @@ async fn after_a_refusal_another_class_can_be_requested() {
 }
 
 #[tokio::test]
-async fn a_class_of_another_driver_or_out_of_sight_changes_nothing() {
+async fn an_unknown_foreign_or_unreadable_attributes_class_changes_nothing() {
     let world = world().await;
     world.create().await.unwrap();
     for class in ["bronze", "other"] {
@@ -155,7 +155,7 @@ async fn a_waiting_call_returns_when_the_change_is_done() {
 
 /// With another code than that of an unknown class, csi-resizer would not report Infeasible.
 #[tokio::test]
-async fn a_class_that_the_api_server_does_not_take_is_left_for_another_one() {
+async fn an_attributes_class_refused_by_the_api_server_is_an_error() {
     let world = world().await;
     world.create().await.unwrap();
     world

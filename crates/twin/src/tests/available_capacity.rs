@@ -108,7 +108,7 @@ async fn the_capacity_of_a_topology_is_that_of_its_best_node() {
 }
 
 #[tokio::test]
-async fn no_class_is_no_limit_because_creation_says_why() {
+async fn an_unknown_class_does_not_limit_capacity() {
     let (world, nobody) = (world().await, Registry::default());
     let available = world
         .available(&nobody, Some("missing"), &Segments::default())
@@ -117,7 +117,7 @@ async fn no_class_is_no_limit_because_creation_says_why() {
 }
 
 #[tokio::test]
-async fn volumes_made_beforehand_are_found_without_a_loop() {
+async fn static_volumes_count_as_capacity() {
     let (world, nobody) = (world().await, Registry::default());
     for (name, class, size) in [
         ("a", "static", "2Gi"),

@@ -24,7 +24,7 @@ fn refusal(outcome: Result<ProvisionedVolume, CreateError>) -> Refusal {
 }
 
 #[tokio::test]
-async fn a_volume_is_made_where_its_consumer_is() {
+async fn a_volume_is_created_on_the_node_of_its_consumer() {
     let world = World::new(Real::Works).await;
     let made = world.create().await.unwrap();
     assert_eq!(made.bytes, 1 << 30);
@@ -90,7 +90,7 @@ async fn a_timeout_is_not_final_and_has_a_reason() {
 }
 
 #[tokio::test]
-async fn what_holds_a_twin_that_is_withdrawn_is_named() {
+async fn the_finalizers_of_a_withdrawn_twin_are_reported() {
     let world = World::new(Real::Idle).await.impatient();
     world.create().await.unwrap_err();
     world.api.change(&twin_path(), |twin| {
@@ -250,7 +250,7 @@ async fn a_static_volume_is_reserved_for_the_twin() {
 }
 
 #[tokio::test]
-async fn static_volumes_that_say_who_made_them_are_found_without_a_list() {
+async fn provisioned_static_volumes_are_found_without_a_list() {
     let mut world = World::new(Real::Works).await;
     for name in ["disk-1", "disk-2"] {
         let volume = json!({
@@ -362,7 +362,7 @@ async fn an_immediate_class_keeps_to_its_allowed_topologies() {
 }
 
 #[tokio::test]
-async fn one_allowed_place_is_the_node() {
+async fn a_single_allowed_topology_selects_its_node() {
     for claim_given in [true, false] {
         let mut world = immediate(Real::Works, &["n3"]).await;
         if !claim_given {
@@ -374,7 +374,7 @@ async fn one_allowed_place_is_the_node() {
 }
 
 #[tokio::test]
-async fn several_places_count_without_a_claim_too() {
+async fn several_allowed_topologies_count_without_a_claim_too() {
     let mut world = immediate(Real::Works, &["n2", "n3"]).await;
     world.request.spec.parameters.claim = None;
     world.request.volume = VolumeName::from_request("Sanity");
@@ -414,7 +414,7 @@ async fn a_twin_outside_the_requested_topology_is_withdrawn() {
 }
 
 #[tokio::test]
-async fn no_place_in_this_cluster_is_no_volume() {
+async fn a_request_without_a_topology_in_this_cluster_is_refused() {
     let mut world = immediate(Real::Works, &[]).await;
     let elsewhere = Segments::of_cluster(&"milan".parse().unwrap()).with(NODE_KEY, "n1");
     world.request.requisite = vec![elsewhere];

@@ -56,7 +56,7 @@ async fn deleted_means_that_the_real_volume_is_gone() {
 /// What blocks it may be a pod that uses the twin, a snapshot or a copy under way, or a controller
 /// that has left its finalizer.
 #[tokio::test]
-async fn what_holds_the_twin_is_named() {
+async fn the_finalizers_that_keep_a_deleted_twin_are_reported() {
     let world = World::new(Real::Works).await;
     world.create().await.unwrap();
     world.api.change(&twin_path(), |twin| {
@@ -84,7 +84,7 @@ async fn an_attached_volume_is_not_deleted() {
 
 /// The claim was deleted right after its user changed the reclaim policy back to Delete.
 #[tokio::test]
-async fn what_this_driver_retained_is_deleted_all_the_same() {
+async fn a_volume_retained_by_this_driver_is_deleted_nevertheless() {
     let world = World::new(Real::Works).await;
     class(
         &world.api,
@@ -214,7 +214,7 @@ async fn another_pv_is_found_while_pvs_cannot_be_watched() {
 }
 
 #[tokio::test]
-async fn a_claim_that_comes_back_is_noticed_as_long_as_that_helps() {
+async fn a_recreated_claim_is_noticed_before_the_data_is_deleted() {
     let world = World::new(Real::Works).await;
     let made = world.create().await.unwrap();
     world.bind_claim(&made);

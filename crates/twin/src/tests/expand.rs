@@ -119,7 +119,7 @@ fn failed(stage: &str, words: &str) -> Value {
 }
 
 #[tokio::test]
-async fn a_volume_is_as_large_as_its_real_driver_made_it() {
+async fn a_volume_has_the_size_that_its_real_driver_reports() {
     let world = world().await;
     // Real drivers round up.
     world.real_is(4);
@@ -198,7 +198,7 @@ async fn the_missing_right_to_cancel_an_expansion_is_reported() {
 }
 
 #[tokio::test]
-async fn what_ends_an_expansion_leaves_the_conditions_of_others() {
+async fn ending_an_expansion_keeps_the_conditions_of_others() {
     let world = world().await;
     world.api.change(&twin_path(), |twin| {
         merge(&mut twin["status"], &pending_on_node(2));
@@ -271,7 +271,7 @@ async fn errors_of_the_real_driver_get_their_grpc_code() {
 }
 
 #[tokio::test]
-async fn a_class_that_does_not_allow_it_is_named() {
+async fn a_class_that_does_not_allow_expansion_is_named() {
     let world = World::new(Real::Works).await;
     let made = world.create().await.unwrap();
     world.bind_claim(&made);

@@ -4,7 +4,7 @@ use super::*;
 use crate::cluster::testing::{Act, Fault};
 
 #[tokio::test]
-async fn every_write_may_fail_once() {
+async fn volume_calls_succeed_although_writes_fail_once() {
     for act in [Act::Refuse(500), Act::DoAndRefuse(504), Act::Refuse(429)] {
         let world = World::new(Real::Works).await;
         for method in ["POST", "PATCH", "DELETE"] {
@@ -21,7 +21,7 @@ async fn every_write_may_fail_once() {
 }
 
 #[tokio::test]
-async fn conflicts_are_read_again() {
+async fn a_conflict_is_retried_with_a_new_read() {
     let world = World::new(Real::Works).await;
     world
         .api

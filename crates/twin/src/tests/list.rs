@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test]
-async fn lists_what_was_handed_over() {
+async fn only_handed_over_volumes_are_listed() {
     let world = World::new(Real::Works).await;
     assert_eq!(list(&world.home, &Registry::default()).await.unwrap(), []);
     world.create().await.unwrap();

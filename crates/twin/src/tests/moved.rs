@@ -78,7 +78,7 @@ fn first() -> Epoch {
 }
 
 #[tokio::test]
-async fn what_is_moving_is_attached_for_its_mover_only() {
+async fn a_volume_that_is_being_moved_is_attached_only_for_its_mover() {
     let world = world(&moving()).await;
     assert_eq!(refused(world.publish("n1").await), AttachDecision::Moving);
     let other = Caller::read(Some(&format!("source:{}", MOVE.replace('6', "7")))).unwrap();
@@ -482,7 +482,7 @@ async fn a_gated_volume_stays_attached_where_a_pod_still_runs() {
 }
 
 #[tokio::test]
-async fn it_is_detached_when_the_pod_has_gone_or_its_node_is_off() {
+async fn a_gated_volume_is_detached_when_its_pod_has_ended_or_its_node_is_down() {
     let ready_no_more = |world: &World| {
         world.api.change(NODE, |node| {
             node["status"]["conditions"][0]["status"] = "Unknown".into();
@@ -507,7 +507,7 @@ async fn it_is_detached_when_the_pod_has_gone_or_its_node_is_off() {
 /// Kubernetes has one attachment for one handle and one node: it may name the PV of a mover that was
 /// there before the pod.
 #[tokio::test]
-async fn it_stays_attached_too_when_the_attachment_names_the_pv_of_a_mover() {
+async fn a_gated_volume_stays_attached_if_its_attachment_names_a_mover_pv() {
     let world = used().await;
     mark_volume(&world, &gated());
     let outer = format!("{ATTACHMENTS}/csi-of-the-handle");
@@ -565,7 +565,7 @@ async fn an_attachment_without_a_kubernetes_one_stays_while_a_pod_runs() {
 
 /// The gate of a PV whose handle names another epoch does not concern this one.
 #[tokio::test]
-async fn the_volume_of_before_a_move_is_detached_while_the_pv_of_after_it_is_still_marked() {
+async fn the_old_epoch_is_detached_while_the_pv_of_the_new_epoch_is_gated() {
     let world = used().await;
     move_home(&world);
     mark_volume(&world, &gated());

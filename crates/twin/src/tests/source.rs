@@ -151,7 +151,7 @@ async fn a_driver_that_would_ignore_the_source_is_not_used() {
 }
 
 #[tokio::test]
-async fn a_source_that_is_not_there() {
+async fn a_missing_source_is_not_found() {
     let mut world = with_snapshot("real.test").await;
     for (id, is_volume) in [
         ("fake", false),

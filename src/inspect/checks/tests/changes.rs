@@ -212,7 +212,7 @@ fn claims_that_cannot_change_are_found() {
 }
 
 #[test]
-fn what_fits_and_what_has_just_failed_is_no_finding() {
+fn valid_changes_and_recent_failures_cause_no_finding() {
     let good: &[Break] = &[
         |it| expansion(it, true, true),
         |it| attributes(it, &json!({"realVolumeAttributesClass": "gold"}), "real.example"),

@@ -19,13 +19,13 @@ use crate::inspect::{
 };
 
 #[test]
-fn nothing_is_wrong_with_a_good_installation() {
+fn a_correct_installation_has_no_findings() {
     assert_eq!(examine(&installation()), []);
     assert_eq!(installation().unknown(), Vec::<String>::new());
 }
 
 #[test]
-fn nothing_is_concluded_from_what_may_not_be_read() {
+fn unreadable_objects_cause_no_findings() {
     let blind = Installation {
         setup: crate::inspect::Setup {
             controllers: Listing::refused("forbidden"),
@@ -106,7 +106,7 @@ const W: Severity = Severity::Warning;
 const N: Severity = Severity::Note;
 
 #[test]
-fn old_failures_are_past() {
+fn old_failures_cause_no_finding() {
     let mut installation = installation();
     installation.failures = Listing::of(vec![object(json!({
         "metadata": {"name": "e"}, "involvedObject": {"namespace": "shop", "name": "web-0"},

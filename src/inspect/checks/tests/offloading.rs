@@ -218,7 +218,7 @@ fn the_fabric_is_checked() {
 }
 
 #[test]
-fn what_the_fabric_waits_for_is_noted() {
+fn what_blocks_the_fabric_is_reported_as_a_note() {
     assert_found(&[
         (
             "a kind that is not defined",
@@ -279,7 +279,7 @@ fn addresses_of_routed_clusters_are_checked() {
 }
 
 #[test]
-fn what_works_and_what_is_liqos_is_no_finding() {
+fn working_and_liqo_offloading_causes_no_finding() {
     let good: &[Break] = &[
         |it| with(it, |_| {}),
         |it| {

@@ -35,7 +35,7 @@ fn content(policy: &str) -> Value {
 }
 
 #[test]
-fn what_is_left_of_a_retained_snapshot_is_named() {
+fn orphaned_and_retained_snapshot_twins_are_reported() {
     let mut installation = installation();
     installation.snapshots.home = Some("home".parse().unwrap());
     installation.snapshots.twins = listing([twin()]);

@@ -124,7 +124,7 @@ fn unfinished_releases_are_reported() {
 }
 
 #[test]
-fn moves_that_nobody_runs_are_reported() {
+fn moves_are_reported_if_movers_are_not_enabled() {
     let gated = |installation: &mut Installation| {
         let mut gated = volume();
         gated["metadata"]["annotations"] = json!({mark::GATE: "gated"});

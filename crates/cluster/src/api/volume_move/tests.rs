@@ -126,7 +126,7 @@ fn invalid_fields_are_refused_by_name() {
 }
 
 #[test]
-fn durations_are_written_in_one_way() {
+fn malformed_durations_are_refused() {
     for odd in [
         "", "5", "m", "1m1h", "1h1h", "1.5h", "-1s", "100000h", "1h 1m", "1ms",
     ] {
@@ -136,7 +136,7 @@ fn durations_are_written_in_one_way() {
 }
 
 #[test]
-fn a_cut_over_that_failed_is_not_begun_again_by_itself() {
+fn an_automatic_cut_over_is_not_repeated_after_a_failure() {
     let by_itself = request(&with("cutover", json!({"mode": "Auto"})));
     assert!(by_itself.requested(false).cutover && !by_itself.requested(true).cutover);
     let by_hand = request(&with("cutover", json!({"mode": "Manual"})));
@@ -146,7 +146,7 @@ fn a_cut_over_that_failed_is_not_begun_again_by_itself() {
 }
 
 #[test]
-fn what_lasts_too_long_is_counted_from_what_the_status_says() {
+fn overdue_times_are_computed_from_the_status() {
     let now: Timestamp = "2026-11-23T10:00:00Z".parse().unwrap();
     let at = |text: &str| Some(Time(text.parse().unwrap()));
     let request = request(&with("paused", json!(false)));
@@ -199,7 +199,7 @@ fn each_field_that_may_not_change_has_a_rule() {
 }
 
 #[test]
-fn a_move_without_a_status_is_at_its_beginning() {
+fn a_move_without_status_is_at_the_first_stage() {
     let facts = with("cancel", json!(true))
         .facts(Timestamp::UNIX_EPOCH, false)
         .unwrap();
@@ -209,7 +209,7 @@ fn a_move_without_a_status_is_at_its_beginning() {
 }
 
 #[test]
-fn a_stage_that_nobody_writes_is_no_stage() {
+fn an_inconsistent_stage_in_the_status_is_refused() {
     let back = |more: Value| {
         let mut stage = json!({"name": "Returning", "gate": 2});
         stage

@@ -70,14 +70,14 @@ async fn transient_errors_are_retried() {
 }
 
 #[tokio::test]
-async fn a_lost_answer_to_a_create_reports_the_name_as_taken() {
+async fn a_create_whose_answer_was_lost_reports_an_existing_object() {
     let (api, objects) = with([Fault::new("POST", "configmaps", Act::DoAndRefuse(504)).times(1)]).await;
     assert_eq!(objects.create(&config_map()).await, Ok(None));
     assert!(api.object(PATH).is_some());
 }
 
 #[tokio::test]
-async fn a_hanging_server_costs_the_call_timeout() {
+async fn a_call_to_a_hanging_server_ends_after_the_call_timeout() {
     let api = FakeApi::start().await;
     let objects = api.impatient_cluster().await.within::<ConfigMap>("ns");
     api.fault(Fault::new("GET", "configmaps", Act::Hang));
@@ -107,7 +107,7 @@ async fn permanent_errors_are_not_retried() {
 }
 
 #[tokio::test]
-async fn answers_that_cannot_be_used() {
+async fn oversized_and_malformed_answers_are_errors() {
     for act in [Act::Oversize, Act::Garbage] {
         let (_api, objects) = with([Fault::new("GET", "configmaps", act)]).await;
         let error = objects.get("x").await.unwrap_err();

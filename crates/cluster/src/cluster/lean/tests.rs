@@ -45,7 +45,7 @@ where
 }
 
 #[test]
-fn only_managed_fields_are_missing() {
+fn lean_objects_lack_only_managed_fields() {
     differ_in_managed_fields_only::<PersistentVolumeClaim>(&claim());
     differ_in_managed_fields_only::<DynamicObject>(&claim());
     let mut pod = claim();
@@ -56,7 +56,7 @@ fn only_managed_fields_are_missing() {
 }
 
 #[test]
-fn keys_of_labels_are_kept_whatever_they_are_called() {
+fn label_keys_named_managed_fields_or_metadata_are_kept() {
     let (lean, _) = both_ways::<PersistentVolumeClaim>(&claim());
     let labels: Vec<_> = lean.labels().keys().map(String::as_str).collect();
     assert_eq!(labels, ["managedFields", "metadata"]);
@@ -80,7 +80,7 @@ fn lists_and_watch_events_are_read_the_same_way() {
 }
 
 #[test]
-fn what_is_malformed_stays_an_error() {
+fn malformed_objects_are_still_errors() {
     for broken in [
         r#"{"metadata": "none"}"#,
         r#"{"metadata": {"managedFields": ["#,

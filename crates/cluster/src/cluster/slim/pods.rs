@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_waits_for_its_claims_and_those_that_are_made_for_it() {
+    fn the_claims_of_a_pending_pod_include_its_ephemeral_ones() {
         assert_eq!(pending_pod(&pod(&json!({"containers": []}))), None);
         let gated = json!({"containers": [], "schedulingGates": [{"name": CLAIMS_GATE}]});
         let read = pending_pod(&pod(&gated)).expect("a gate is opened, also of a pod without claims");

@@ -298,7 +298,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_collection_without_namespace_holds_all() {
+    fn a_collection_without_namespace_contains_all_namespaces() {
         let path = "/api/v1/namespaces/a/pods/x";
         assert!(belongs(path, "/api/v1/namespaces/a/pods"));
         assert!(belongs(path, "/api/v1/pods"));

@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_feed_that_was_dropped_gathers_nothing() {
+    fn a_dropped_feed_collects_no_changes() {
         let feeds = Feeds::default();
         drop(feeds.add());
         feeds.note(&[Arc::new(1)]);

@@ -54,7 +54,7 @@ async fn until(view: &View<Color>, topic: &str, count: usize) {
 }
 
 #[tokio::test]
-async fn follows_objects_from_topic_to_topic() {
+async fn objects_are_found_under_their_new_topic_after_a_change() {
     let api = FakeApi::start().await;
     paint(&api, "a", "red");
     api.put("/api/v1/namespaces/ns/configmaps/plain", json!({}));
@@ -133,7 +133,7 @@ async fn the_watch_starts_with_the_first_use() {
 }
 
 #[tokio::test]
-async fn survives_cut_watches_and_versions_that_are_too_old() {
+async fn a_view_survives_cut_watches_and_expired_resource_versions() {
     let api = FakeApi::start().await;
     let (view, _stop) = colors(&api).await;
     paint(&api, "a", "red");

@@ -54,7 +54,7 @@ fn a_virtual_default_class_is_ignored() {
 }
 
 #[test]
-fn a_namespace_is_there_when_liqo_says_so() {
+fn a_namespace_is_mapped_only_when_liqo_reports_it_as_accepted() {
     let map = namespace_map(&object(
         "NamespaceMap",
         &json!({MAP_OF: "milan"}),

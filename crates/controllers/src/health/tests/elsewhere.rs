@@ -331,7 +331,7 @@ async fn a_twin_on_a_volume_that_existed_before_is_reported_once() {
 }
 
 #[tokio::test]
-async fn what_another_cluster_lacks_is_not_lost() {
+async fn a_twin_missing_in_a_replaced_cluster_is_not_reported_as_lost() {
     let mut both = Both::start().await;
     waiting_there(&both.home, &both.there, 0);
     both.there.remove(&twin_there(0));
@@ -441,7 +441,7 @@ async fn marks_of_a_twin_are_not_copied_to_its_claim() {
 
 /// A volume that is bound to another claim has the twin of the first one.
 #[tokio::test]
-async fn a_claim_says_that_its_pods_do_not_find_the_twin() {
+async fn a_claim_gets_an_event_if_its_pods_would_not_find_the_twin() {
     const WARNED: &str = "TwinMisplaced";
     let mut both = Both::bound().await;
     let volume = format!("{REALS}/pvc-{UID}-0");
@@ -531,7 +531,7 @@ async fn the_copy_of_a_claim_is_replaced_by_the_recreated_twin() {
 }
 
 #[tokio::test]
-async fn the_remains_of_a_retained_volume_may_be_deleted() {
+async fn a_retained_pv_of_a_deleted_volume_may_be_deleted() {
     let mut both = Both::bound().await;
     both.home.remove(&twin_there(0));
     let volume = format!("{REALS}/pvc-{UID}-0");
@@ -633,7 +633,7 @@ async fn a_volume_that_cannot_be_recovered_does_not_delay_others() {
 }
 
 #[tokio::test]
-async fn a_cluster_that_hangs_costs_a_round_one_call() {
+async fn a_round_makes_only_one_call_to_a_hanging_cluster() {
     let (api, there) = (FakeApi::start().await, FakeApi::start().await);
     for number in 0..4 {
         waiting_there(&api, &there, number);

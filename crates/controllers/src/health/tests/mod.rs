@@ -282,7 +282,7 @@ async fn reverting_retain_reverts_it_on_the_twins_volume() {
 }
 
 #[tokio::test]
-async fn what_others_retain_stays_retained() {
+async fn a_retain_policy_set_by_others_is_not_reverted() {
     let api = FakeApi::start().await;
     world(&api);
     wish(&api, REAL, "Retain");

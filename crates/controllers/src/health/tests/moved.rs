@@ -34,7 +34,7 @@ fn mark_twin(api: &FakeApi, text: &str) {
 }
 
 #[tokio::test]
-async fn the_retain_of_a_gate_is_not_the_users() {
+async fn a_retain_policy_set_by_a_gate_does_not_count_as_the_users() {
     let api = FakeApi::start().await;
     world(&api);
     gate(&api);
@@ -79,7 +79,7 @@ async fn a_gated_volume_is_neither_recovered_nor_released() {
 }
 
 #[tokio::test]
-async fn the_twin_of_a_gated_volume_is_not_made_again() {
+async fn the_twin_of_a_gated_volume_is_not_recreated() {
     let api = FakeApi::start().await;
     world(&api);
     api.change(REAL, |real| {
@@ -128,7 +128,7 @@ async fn the_twin_of_an_earlier_epoch_is_not_used() {
 }
 
 #[tokio::test]
-async fn a_twin_of_an_earlier_epoch_is_not_made_again_while_a_later_one_is_seen() {
+async fn a_twin_of_an_earlier_epoch_is_not_recreated_while_a_later_one_exists() {
     let mut both = Both::bound().await;
     both.round().await.unwrap();
     // The later twin has the name of the earlier one, whose data was retained.
@@ -147,7 +147,7 @@ async fn a_twin_of_an_earlier_epoch_is_not_made_again_while_a_later_one_is_seen(
 
 /// The volume has moved to `milan`, and its home was restored from a backup from before that.
 #[tokio::test]
-async fn a_twin_is_not_made_again_at_home_while_a_remote_cluster_shows_a_later_one() {
+async fn a_home_twin_is_not_recreated_while_a_remote_cluster_has_a_later_one() {
     for handed_over in [true, false] {
         let (api, there) = (FakeApi::start().await, FakeApi::start().await);
         world(&api);

@@ -24,7 +24,7 @@ fn growing(api: &FakeApi, claim: &Value, volume: &str) {
 }
 
 #[tokio::test]
-async fn a_twin_has_grown_when_its_claim_has() {
+async fn the_expansion_of_a_twin_ends_when_its_claim_has_grown() {
     let api = FakeApi::start().await;
     let pending = json!({
         "capacity": {"storage": "1Gi"}, "allocatedResources": {"storage": "2Gi"},
@@ -49,7 +49,7 @@ async fn a_twin_has_grown_when_its_claim_has() {
 
 /// Of two watches one may lag: an expansion that looks finished may have just begun.
 #[tokio::test]
-async fn a_twin_is_not_finished_by_what_a_late_watch_shows() {
+async fn the_expansion_of_a_twin_is_not_ended_by_an_outdated_watch() {
     let api = FakeApi::start().await;
     growing(&api, &json!({"capacity": {"storage": "1Gi"}}), "2Gi");
     api.change(CLAIM, |claim| {

@@ -60,7 +60,7 @@ async fn a_move_that_was_deleted_by_force_is_undone() {
 }
 
 #[tokio::test]
-async fn a_move_that_exists_is_left_to_its_own_loop() {
+async fn leftovers_of_an_existing_move_are_not_cleaned_up() {
     let world = World::evicting().await;
     world
         .carry(|world| matches!(world.stage(), Stage::Draining(_)))
@@ -73,7 +73,7 @@ async fn a_move_that_exists_is_left_to_its_own_loop() {
 
 /// No move releases the source any more. When its twin is deleted, so is its data.
 #[tokio::test]
-async fn a_superseded_source_there_gets_its_policy_back() {
+async fn the_policy_of_a_superseded_remote_source_is_restored() {
     let remote = World::remote(Rights::ALL, json!([])).await;
     let world = forced(remote, |stage| matches!(stage, Stage::Retaining(_))).await;
     let real = |world: &World| world.there.object(REAL).expect("the data is gone");

@@ -148,7 +148,7 @@ async fn a_source_that_is_lost_before_the_gate_ends_the_move_and_its_copy_is_kep
 }
 
 #[tokio::test]
-async fn a_source_that_may_exist_again_is_waited_for() {
+async fn a_source_that_may_be_recreated_is_waited_for() {
     let retained = copying().await;
     retained.home_api.change(REAL, |real| {
         real["spec"]["persistentVolumeReclaimPolicy"] = "Retain".into();

@@ -202,7 +202,7 @@ async fn claims_that_cannot_be_moved_are_reported() {
 }
 
 #[tokio::test]
-async fn a_policy_that_is_not_kept_is_said() {
+async fn a_reclaim_policy_that_cannot_be_kept_is_reported() {
     let unable = Rights {
         volume_changes: false,
         ..Rights::ALL
@@ -341,7 +341,7 @@ async fn claims_of_one_pod_are_moved_together() {
 /// The next pod gets a new ephemeral claim on its node, so the old one blocks the move only to
 /// targets where pods cannot have such claims.
 #[tokio::test]
-async fn the_ephemeral_volume_of_a_pod_stays_behind() {
+async fn the_ephemeral_volume_of_a_pod_does_not_block_a_move() {
     let with_scratch = |world: &World| {
         let claim = "/api/v1/namespaces/shop/persistentvolumeclaims/web-0-scratch";
         world.home_api.put(

@@ -67,7 +67,7 @@ fn assert_back(world: &World) {
 }
 
 #[tokio::test]
-async fn no_pod_there_starts_with_the_source_from_the_last_pass_to_the_commit() {
+async fn no_remote_pod_starts_with_the_source_from_the_last_pass_to_the_commit() {
     let world = World::remote(Rights::ALL, json!([])).await;
     let is_last = |world: &World| matches!(world.stage(), Stage::Finishing(_) | Stage::Verifying(_));
     let is_committed = |world: &World| matches!(world.stage(), Stage::Committed(_));
@@ -103,7 +103,7 @@ async fn no_pod_there_starts_with_the_source_from_the_last_pass_to_the_commit() 
 
 /// A pod that waits for the twin in its cluster would start with superseded data.
 #[tokio::test]
-async fn no_pod_there_starts_with_the_source_after_the_commit() {
+async fn no_remote_pod_starts_with_the_source_after_the_commit() {
     let world = World::remote(Rights::ALL, json!([])).await;
     let is_gated = |world: &World| {
         let twin = world.there.object(TARGET);
@@ -120,7 +120,7 @@ async fn no_pod_there_starts_with_the_source_after_the_commit() {
 }
 
 #[tokio::test]
-async fn what_differs_is_usable_there_again() {
+async fn a_remote_source_is_usable_again_after_a_failed_comparison() {
     let world = World::remote(Rights::ALL, json!([])).await;
     world.movers.lock().differs = true;
     world.to_the_end().await;
@@ -129,7 +129,7 @@ async fn what_differs_is_usable_there_again() {
 }
 
 #[tokio::test]
-async fn without_rights_on_volumes_a_move_waits_for_consent_and_gates_nothing_there() {
+async fn without_rights_on_volumes_a_move_needs_consent_and_sets_no_remote_gate() {
     let rights = Rights {
         volume_changes: false,
         ..Rights::ALL
@@ -165,7 +165,7 @@ async fn dies_at(deaths: impl Iterator<Item = usize>, meanwhile: impl Fn(&World)
 }
 
 #[tokio::test]
-async fn a_controller_that_dies_is_succeeded() {
+async fn a_new_leader_completes_a_move_with_a_remote_source() {
     let check = |world: &World| {
         assert_eq!(world.stage(), Stage::Ended(Outcome::Done));
         assert_moved(world);
@@ -174,7 +174,7 @@ async fn a_controller_that_dies_is_succeeded() {
 }
 
 #[tokio::test]
-async fn a_cancelled_move_leaves_no_gate_there() {
+async fn a_cancelled_move_leaves_no_remote_gate() {
     let cancel = |world: &World| {
         world
             .home_api
@@ -191,7 +191,7 @@ async fn a_cancelled_move_leaves_no_gate_there() {
 /// The twin of the source is deleted by force while it is gated. The PV names it again, so that
 /// recovery creates it again.
 #[tokio::test]
-async fn a_twin_that_is_deleted_while_it_is_gated_leaves_a_pv_that_names_it() {
+async fn a_twin_deleted_while_gated_leaves_a_pv_that_is_reserved_for_it() {
     let world = World::remote(Rights::ALL, json!([])).await;
     world
         .carry(|world| matches!(world.stage(), Stage::Verifying(_)))
@@ -205,7 +205,7 @@ async fn a_twin_that_is_deleted_while_it_is_gated_leaves_a_pv_that_names_it() {
 
 /// The twin of the source is deleted by force after the commit.
 #[tokio::test]
-async fn a_source_without_its_twin_gets_its_policy_back_when_it_is_released() {
+async fn the_policy_of_a_source_without_twin_is_restored_when_it_is_released() {
     let world = World::remote(Rights::ALL, json!([])).await;
     world
         .carry(|world| matches!(world.stage(), Stage::Committed(_)))
@@ -238,7 +238,7 @@ async fn a_source_that_is_being_deleted_is_released() {
 /// Another client creates the twin of the source again while it is gated: the PV waits for the
 /// recovery, which makes it name that twin.
 #[tokio::test]
-async fn a_twin_that_was_created_again_while_it_was_gated_gets_its_pv() {
+async fn a_twin_recreated_while_gated_gets_its_pv_by_recovery() {
     let world = World::remote(Rights::ALL, json!([])).await;
     world
         .carry(|world| matches!(world.stage(), Stage::Verifying(_)))

@@ -121,7 +121,7 @@ async fn a_snapshot_that_is_created_while_data_are_copied_waits_for_consent() {
 
 /// The call for the snapshot had passed the check of the twin before the twin was marked.
 #[tokio::test]
-async fn a_snapshot_that_is_taken_while_the_gate_closes_is_not_left_behind() {
+async fn a_snapshot_taken_while_the_gate_closes_rolls_the_move_back() {
     let world = World::evicting().await;
     world.carry(|world| world.stage() == Stage::Verifying(GATE)).await;
     snapshot(
@@ -195,7 +195,7 @@ async fn a_snapshot_whose_content_was_created_by_hand_waits_for_consent_too() {
 
 /// A backup tool creates such a content for each of its snapshots.
 #[tokio::test]
-async fn contents_created_by_hand_are_not_looked_up_one_by_one() {
+async fn snapshot_contents_created_by_hand_are_not_read_one_by_one() {
     let world = World::evicting().await;
     for at in 0..30 {
         world.home_api.put(

@@ -196,7 +196,7 @@ async fn the_source_is_retained_for_the_requested_time() {
 }
 
 #[tokio::test]
-async fn a_source_whose_cluster_is_not_declared_any_more_is_named() {
+async fn a_source_in_an_undeclared_cluster_is_named_in_the_condition() {
     let world = retaining().await;
     world.home_api.change(THE_MOVE, |of| {
         of["spec"]["retainSource"] = "0s".into();

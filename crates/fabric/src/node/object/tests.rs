@@ -98,7 +98,7 @@ fn only_labels_and_taints_of_the_fabric_are_removed() {
 }
 
 #[test]
-fn a_new_node_gets_the_labels_and_taints_of_others() {
+fn a_recreated_node_gets_labels_and_taints_that_others_had_set() {
     let marks = marks(&["region"], &[]);
     let mut node = made(&marks, &VirtualNodeStatus::default());
     node.labels_mut().insert("team".to_owned(), "a".to_owned());

@@ -160,7 +160,7 @@ async fn remote_pods_without_home_pod_are_deleted_with_back_off() {
 }
 
 #[tokio::test]
-async fn what_a_cluster_invents_uses_no_budget_of_a_namespace() {
+async fn invented_remote_pods_use_no_budget_of_a_namespace() {
     let world = World::with_pod(true).await;
     world.run_until(World::is_running).await;
     let invented = ["shop-home/pods/other", "elsewhere/pods/web"];

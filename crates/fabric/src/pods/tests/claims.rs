@@ -95,7 +95,7 @@ async fn a_volume_that_names_another_claim_and_a_twin_of_another_volume_are_not_
 
 /// The volume restricts the pod to the cluster that refuses it, so the pod is not given up.
 #[tokio::test]
-async fn a_refused_pod_with_its_data_there_says_how_to_move_them() {
+async fn a_refused_pod_with_remote_data_reports_the_command_that_moves_them() {
     const MOVE: &str = "liqo-csi move volume data -n shop";
     let world = World::with_pod(true).await;
     rebind(&world, "new");

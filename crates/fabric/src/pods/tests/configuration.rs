@@ -126,7 +126,7 @@ async fn with_required(kind: &str, name: &str, mut object: Value) -> World {
 }
 
 #[tokio::test]
-async fn objects_that_are_never_copied_keep_a_pod_here() {
+async fn a_pod_that_needs_objects_that_are_never_copied_does_not_start() {
     let annotated =
         |key: &str| json!({"metadata": {"annotations": {key: "x"}}, "type": "kubernetes.io/dockercfg"});
     let of_type = |kind: &str| json!({"type": kind});
@@ -237,7 +237,7 @@ async fn a_pod_waits_for_an_object_that_neither_cluster_has() {
 
 /// For example, controllers of both clusters create one.
 #[tokio::test]
-async fn objects_that_are_never_copied_and_are_there_keep_no_pod_here() {
+async fn uncopied_objects_that_exist_remotely_do_not_keep_a_pod_pending() {
     let own = json!({"metadata": {"labels": {"liqo.io/skip-reflection": "true"}}});
     let world = with_required("configmaps", "own", own).await;
     world
@@ -271,7 +271,7 @@ async fn a_pod_waits_while_the_cluster_refuses_what_it_requires() {
 /// Controllers of both clusters, such as those of a service mesh, create most such objects: the pod
 /// needs those of its own cluster.
 #[tokio::test]
-async fn a_pod_with_an_object_of_others_runs_and_says_so() {
+async fn a_pod_that_uses_a_foreign_object_runs_and_gets_an_event() {
     let world = with_required(
         "configmaps",
         "istio-ca-root-cert",

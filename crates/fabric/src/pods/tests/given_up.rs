@@ -63,7 +63,7 @@ impl World {
 }
 
 #[tokio::test]
-async fn a_pod_that_no_node_takes_is_given_up_and_never_ran() {
+async fn an_unschedulable_pod_is_given_up_without_having_run() {
     let world = World::full().await;
     world
         .run_until(|world| world.is_gone() && world.given_up.total("milan") == 1)
@@ -135,7 +135,7 @@ async fn a_refused_pod_is_given_up() {
 }
 
 #[tokio::test]
-async fn a_pod_that_its_cluster_has_no_place_for_goes_back() {
+async fn a_pod_that_its_cluster_cannot_run_is_given_up() {
     for reason in ["OffloadingBackOff", "OutOfCapacity", "RemoteNameTaken"] {
         let mut world = World::full().await;
         match reason {
@@ -173,7 +173,7 @@ async fn a_pod_that_its_cluster_has_no_place_for_goes_back() {
 }
 
 #[tokio::test]
-async fn a_pod_that_gets_a_node_just_before_it_is_given_up_stays() {
+async fn a_pod_scheduled_just_before_it_is_given_up_is_kept() {
     let world = World::full().await;
     world.there.before("DELETE", THERE, |store| {
         let mut pod = store.get(THERE).unwrap();
@@ -218,7 +218,7 @@ async fn one_pod_of_a_controller_is_given_up_a_minute() {
 }
 
 #[tokio::test]
-async fn jobs_and_pods_with_data_there_stay() {
+async fn jobs_and_pods_with_remote_data_are_not_given_up() {
     let world = World::full().await;
     let claim = "/api/v1/namespaces/shop/persistentvolumeclaims/data";
     world.home.put(
@@ -284,7 +284,7 @@ async fn jobs_and_pods_with_data_there_stay() {
 }
 
 #[tokio::test]
-async fn a_pod_for_which_a_node_is_added_stays() {
+async fn a_pod_for_which_a_scale_up_was_triggered_is_not_given_up() {
     let world = World::full().await;
     world.give_up_after("0s");
     world.run_until(World::is_unplaced).await;
@@ -309,7 +309,7 @@ async fn a_pod_for_which_a_node_is_added_stays() {
 }
 
 #[tokio::test]
-async fn without_the_policy_or_with_an_older_definition_pods_stay() {
+async fn without_the_policy_or_with_an_older_crd_pods_are_not_given_up() {
     let world = World::full().await;
     world.home.remove(POLICY);
     world.run_until_twice_read().await;

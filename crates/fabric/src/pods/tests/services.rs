@@ -43,7 +43,7 @@ fn slice(world: &World, service: &str, is_ready: bool) {
 }
 
 #[tokio::test]
-async fn a_service_whose_endpoints_are_all_here_gets_one_event() {
+async fn a_service_with_endpoints_only_at_home_gets_one_event() {
     const REASON: &str = "EndpointsNotReachable";
     let world = World::with_pod(true).await;
     for (name, selector, is_ready) in [

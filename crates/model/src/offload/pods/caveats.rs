@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn a_requirement_of_the_node_that_is_not_carried_is_reported() {
+    fn node_requirements_that_are_not_carried_are_reported() {
         let ignored = |spec: &Value| {
             let all = said(spec, "shop");
             all.iter()
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_of_the_home_namespace_is_reported_where_it_leads_elsewhere() {
+    fn service_names_with_the_home_namespace_are_reported() {
         let container = |field: &str, value: Value| json!({"containers": [{"name": "web", field: value}]});
         for (spec, place) in [
             (
@@ -466,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_is_another_one_there_is_reported_if_data_are_kept() {
+    fn paths_that_expand_differently_there_are_reported_for_persistent_volumes() {
         let with = |container: &Value, volume: &Value| {
             let fields = [
                 ("POD_NAMESPACE", "metadata.namespace"),

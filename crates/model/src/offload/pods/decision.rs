@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_starts_in_this_order() {
+    fn a_pod_is_claimed_created_marked_as_started_and_ungated_in_order() {
         let new = HomePod {
             claimed: false,
             ..CLAIMED
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_ends_with_the_time_it_is_given() {
+    fn a_remote_pod_is_deleted_with_the_grace_period_of_the_home_pod() {
         let deleting = |grace| HomePod {
             deleting: Some(grace),
             ..STARTED
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn how_a_pod_ended_is_copied_before_it_is_deleted() {
+    fn the_final_status_is_copied_before_a_pod_is_deleted() {
         let ended = |deleting| RemotePod::Ours {
             gated: false,
             deleting,
@@ -495,7 +495,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn an_identity_never_runs_twice(
+        fn a_home_pod_never_runs_twice(
             deeds in prop::collection::vec((0..8_u8, any::<bool>(), any::<bool>()), 1..80),
             controlled: bool,
         ) {

@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_add_or_rewrite_there_is_no_loss() {
+    fn additions_and_changes_by_others_do_not_count_as_dropped_fields() {
         let sent = pod();
         assert_eq!(not_kept(&sent, &sent), None);
         let mut stored = pod();
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn what_protects_is_missed_wherever_it_is() {
+    fn dropped_security_fields_are_found_everywhere_in_the_spec() {
         for (pointer, path) in [
             ("/spec/hostUsers", "spec.hostUsers"),
             ("/spec/newFeature", "spec.newFeature.on"),

@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn the_status_is_that_of_the_remote_pod_but_for_its_place() {
+    fn the_remote_status_is_copied_except_host_and_scheduling() {
         let home = json!({"spec": {"containers": [{"name": "web"}]}, "status": {"phase": "Pending", "qosClass": "Burstable", "conditions": [
             condition("PodScheduled", "True"), condition("Ready", "False"),
         ]}});
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_those_that_are_given_and_no_others() {
+    fn the_status_has_only_the_given_pod_ips() {
         let remote = json!({"status": {"podIP": "10.0.0.1", "podIPs": [{"ip": "10.0.0.1"}]}});
         let home = json!({"status": {"podIP": "10.64.0.1", "podIPs": [{"ip": "10.64.0.1"}]}});
         let status = remote_status(&home, &remote, &[]);
@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn gates_of_home_count() {
+    fn readiness_gates_of_the_home_pod_must_be_met() {
         let remote = json!({"status": {"phase": "Running", "conditions": [condition("Ready", "True")]}});
         let home = |gate: &str| {
             json!({
@@ -449,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn the_generation_at_home_is_observed_when_all_of_it_was_carried_and_acted_on() {
+    fn the_observed_generation_is_set_when_the_remote_pod_has_applied_all_changes() {
         let home = |image: &str| {
             let [mut ready, mut scheduled] = ["Ready", "PodScheduled"].map(|kind| condition(kind, "True"));
             ready["observedGeneration"] = 6.into();
@@ -533,7 +533,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_is_never_overwritten() {
+    fn a_final_phase_is_never_overwritten() {
         for phase in ["Succeeded", "Failed"] {
             let home = json!({"status": {"phase": phase}});
             assert_eq!(final_status(&home, "Gone", "it is gone", "now"), None);
@@ -548,7 +548,7 @@ mod tests {
 
     /// A Job whose `podFailurePolicy` ignores disruptions counts a pod that a user deletes.
     #[test]
-    fn a_deleted_pod_was_disrupted_only_if_it_says_so() {
+    fn a_deleted_pod_gets_a_disruption_condition_only_if_it_was_disrupted() {
         let ready = json!({"conditions": [condition("Ready", "True")]});
         let mut home = json!({"metadata": {"deletionTimestamp": "now"}, "status": ready});
         let kinds = |home: &Value| {
@@ -567,7 +567,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_has_ended_as_its_containers_were_seen_to() {
+    fn a_pod_has_succeeded_only_if_all_containers_exited_with_zero() {
         let ended = |code: i64| json!({"state": {"terminated": {"exitCode": code}}});
         let runs = json!({"state": {"running": {}}});
         for (phase, containers, wanted) in [
@@ -589,7 +589,7 @@ mod tests {
 
     /// Another finalizer may hold the home pod: what is in it must not say that its containers run.
     #[test]
-    fn no_container_of_a_pod_that_is_gone_runs() {
+    fn containers_of_a_deleted_remote_pod_are_reported_as_terminated() {
         let containers = json!([
             {"name": "ran", "ready": true, "started": true, "containerID": "c://1", "state": {"running": {"startedAt": "then"}}},
             {"name": "ended", "ready": false, "state": {"terminated": {"exitCode": 3}}},

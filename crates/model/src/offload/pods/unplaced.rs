@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn only_pods_without_a_node_that_are_replaced_anywhere_are_given_up() {
+    fn only_unscheduled_pods_that_may_be_recreated_elsewhere_are_given_up() {
         let found = unplaced(&home(), &remote()).unwrap();
         assert_eq!(
             (found.controller.as_str(), found.why.as_str()),
@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_given_up_when_it_has_waited_and_nothing_holds_it() {
+    fn a_pod_is_given_up_after_its_wait_if_nothing_prevents_it() {
         use UnplacedStep::{GiveUp, Read, Stay, StayFor};
         assert_eq!(decided(3600, None, &[], Some(FREE)), Stay, "it is switched off");
         assert_eq!(
@@ -477,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn a_controller_has_one_pod_given_up_in_a_minute() {
+    fn at_most_one_pod_per_controller_is_given_up_per_minute() {
         let elsewhere = avoided("web", "turin", 970, 2000);
         assert_eq!(
             decided(60, Some(MINUTE), &[elsewhere], Some(FREE)),

@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn each_kind_has_its_rule() {
+    fn each_kind_of_volume_is_carried_or_refused() {
         let carried = json!([
             {"name": "a", "emptyDir": {}},
             {"name": "b", "nfs": {"server": "nas", "path": "/"}},
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn certificates_of_home_are_the_copy() {
+    fn volumes_with_the_root_certificates_use_the_copied_configmap() {
         let certificates = json!({"name": "kube-root-ca.crt"});
         let volumes = json!([
             {"name": "a", "configMap": certificates},
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_has_the_name_of_its_twin() {
+    fn claims_in_volumes_get_the_name_of_their_twin() {
         let claim = |name: &str| json!([{"name": "v", "persistentVolumeClaim": {"claimName": name, "readOnly": true}}]);
         assert_eq!(made(&claim("data")), Ok(claim("prime")));
         assert_eq!(made(&claim("other")), Ok(claim("other")));

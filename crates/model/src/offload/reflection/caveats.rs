@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn an_alias_of_a_service_that_is_elsewhere_there_is_reported() {
+    fn external_names_in_namespaces_with_another_remote_name_are_reported() {
         for (name, is_reported) in [
             ("db.data.svc.cluster.local", true),
             ("db-0.db.data.svc.cluster.local.", true),

@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_is_told_of_all_endpoints_but_its_own_and_those_out_of_reach() {
+    fn a_cluster_gets_all_endpoints_except_its_own_and_unreachable_ones() {
         let all = slice(&[
             endpoint("10.0.0.1", "worker"),
             endpoint("10.1.0.1", "to-milan"),
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn names_ports_and_conditions_stay_and_places_do_not() {
+    fn endpoints_keep_hostname_ports_and_conditions_but_not_their_location() {
         let mut first = endpoint("10.0.0.1", "worker");
         first["hostname"] = "db-0".into();
         first["conditions"] = json!({"ready": false, "serving": true, "terminating": true});
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn both_families_are_copied_and_names_are_not() {
+    fn slices_of_both_ip_families_are_copied_but_not_fqdn_slices() {
         let of_type = |kind: &str, address: &str| {
             let mut object = slice(&[endpoint(address, "worker")]);
             object["addressType"] = kind.into();
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn some_slices_stay_at_home() {
+    fn skipped_slices_slices_without_service_and_copies_are_not_copied() {
         let changed = |change: fn(&mut Value)| {
             let mut object = slice(&[endpoint("10.0.0.1", "worker")]);
             change(&mut object["metadata"]);

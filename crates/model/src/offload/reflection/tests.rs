@@ -96,7 +96,7 @@ fn act(kind: Kind, original: Option<&Value>, there: &mut Option<Value>) -> Step 
 }
 
 #[test]
-fn a_copy_says_the_same_and_whose_it_is() {
+fn a_copy_has_the_same_content_and_our_marks() {
     let metadata = json!({
         "name": "settings", "namespace": "shop", "uid": "u1", "resourceVersion": "7",
         "ownerReferences": [{"name": "x"}], "finalizers": ["a.b/c"],
@@ -139,7 +139,7 @@ fn a_copy_says_the_same_and_whose_it_is() {
 }
 
 #[test]
-fn a_service_asks_for_nothing_of_its_own_cluster() {
+fn fields_of_a_service_that_concern_its_cluster_are_not_copied() {
     let spec = json!({
         "type": "LoadBalancer", "clusterIP": "10.0.0.7", "clusterIPs": ["10.0.0.7"], "externalIPs": ["192.0.2.1"], "loadBalancerIP": "192.0.2.2",
         "externalTrafficPolicy": "Local", "healthCheckNodePort": 30000, "allocateLoadBalancerNodePorts": true,
@@ -170,7 +170,7 @@ fn a_service_asks_for_nothing_of_its_own_cluster() {
 
 /// The families of a copy are chosen when it is created: API servers do not change the first one.
 #[test]
-fn a_service_has_one_address_or_two_as_at_home() {
+fn the_ip_family_policy_is_copied_and_existing_families_stay() {
     let spec = |policy: &str, families: Value| json!({"type": "ClusterIP", "ipFamilyPolicy": policy, "ipFamilies": families});
     let service = |spec: &Value| named("web", Kind::Service, json!({ "spec": spec }));
     let both = spec("PreferDualStack", json!(["IPv6", "IPv4"]));
@@ -193,7 +193,7 @@ fn a_service_has_one_address_or_two_as_at_home() {
 /// Controllers in the remote cluster act on annotations. A copy must not make them spread a Secret
 /// further, or publish a Service a second time.
 #[test]
-fn what_controllers_are_told_of_an_object_is_not_told_of_its_copy() {
+fn labels_and_annotations_for_controllers_are_not_copied() {
     let told = [
         "replicator.v1.mittwald.de/replicate-to",
         "reflector.v1.k8s.emberstack.com/reflection-auto-enabled",
@@ -223,7 +223,7 @@ fn what_controllers_are_told_of_an_object_is_not_told_of_its_copy() {
 }
 
 #[test]
-fn some_objects_stay_at_home() {
+fn skipped_objects_credentials_and_helm_releases_are_not_copied() {
     let refused = |kind, object| wanted(kind, object, &marks()).map(|it| it.original.copy);
     for key in ["labels", "annotations"] {
         let skipped = json!({"name": "a", key: {SKIP: ""}});
@@ -266,7 +266,7 @@ fn some_objects_stay_at_home() {
 }
 
 #[test]
-fn the_certificates_of_home_take_no_name_of_the_cluster() {
+fn the_root_certificates_are_copied_under_a_name_of_their_own() {
     let copied = |name: &str| {
         wanted(Kind::ConfigMap, named(name, Kind::ConfigMap, json!({})), &marks()).map(|it| it.original.copy)
     };
@@ -339,7 +339,7 @@ fn immutable_copies_are_replaced() {
 }
 
 #[test]
-fn a_service_that_was_opened_there_is_closed_again() {
+fn exposure_added_to_a_copied_service_is_reverted() {
     let spec = json!({"type": "ClusterIP", "ports": [{"port": 80}]});
     let original = named("web", Kind::Service, json!({"spec": spec}));
     let mut there = Some(copy_of(Kind::Service, original.clone()));
@@ -359,7 +359,7 @@ fn a_service_that_was_opened_there_is_closed_again() {
 }
 
 #[test]
-fn one_that_is_going_is_waited_for() {
+fn a_copy_that_is_being_deleted_is_waited_for() {
     let original = named("a", Kind::ConfigMap, json!({}));
     let mut there = Some(copy_of(Kind::ConfigMap, original.clone()));
     there.as_mut().unwrap()["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
@@ -369,7 +369,7 @@ fn one_that_is_going_is_waited_for() {
 
 /// If the metadata alone shows that nothing is to do, so does the whole object.
 #[test]
-fn what_is_known_is_not_read_again() {
+fn an_unchanged_copy_is_not_read_again() {
     let original = named("a", Kind::ConfigMap, json!({"data": {"a": "b"}}));
     let wanted = wanted(Kind::ConfigMap, original, &marks())
         .unwrap()
@@ -548,7 +548,7 @@ fn worlds() -> impl Strategy<Value = (Kind, Value, Option<Value>, Option<Value>,
 
 proptest! {
     #[test]
-    fn foreign_objects_stay_and_copies_become_what_they_are_to_be(
+    fn foreign_objects_stay_and_copies_become_equal_to_their_original(
         (kind, first, then, there, meddling) in worlds(), late: bool,
     ) {
         let mut now = there.clone();

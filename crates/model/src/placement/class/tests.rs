@@ -51,7 +51,7 @@ fn choose(
 }
 
 #[test]
-fn the_first_who_names_one_wins() {
+fn a_class_is_named_by_annotation_parameter_mapping_or_default_in_order() {
     let classes = [
         class("a", "x"),
         class("b", "x"),
@@ -137,7 +137,7 @@ fn errors_name_what_was_looked_for() {
 }
 
 #[test]
-fn unreadable_classes_have_to_be_named() {
+fn a_class_must_be_named_if_classes_are_unreadable() {
     let unreadable = KnownClasses::Unreadable;
     assert_eq!(
         choose([None, Some("fast"), None], &[], unreadable).unwrap(),

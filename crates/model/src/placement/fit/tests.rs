@@ -135,7 +135,7 @@ impl World {
 }
 
 #[test]
-fn allowed_topologies_exclude() {
+fn nodes_outside_the_allowed_topologies_do_not_fit() {
     let mut world = World::new("real.example");
     world.class.allowed_topologies = vec![super::super::AllowedTopology(vec![(
         "host".into(),
@@ -146,7 +146,7 @@ fn allowed_topologies_exclude() {
 }
 
 #[test]
-fn the_driver_has_to_be_there() {
+fn nodes_without_the_driver_do_not_fit() {
     let mut world = World::new("real.example");
     assert_eq!(world.unfit("n1", GIB), None, "not a CSI driver: not known");
     world.driver.registered_on = Some(["n2".to_owned()].into());
@@ -195,7 +195,7 @@ fn capacity_counts_as_for_the_scheduler() {
 }
 
 #[test]
-fn the_node_with_most_room_is_chosen() {
+fn the_node_with_the_most_capacity_is_chosen() {
     let mut world = World::new("real.example");
     world.driver.publishes_capacity = true;
     world.capacities = vec![capacity(&["n1"], 5 * GIB, None), capacity(&["n2"], 9 * GIB, None)];
@@ -278,7 +278,7 @@ fn a_reserved_volume_is_found_again() {
 }
 
 #[test]
-fn preferred_places_come_first_and_room_second() {
+fn preferred_topologies_come_before_capacity() {
     let mut world = World::new("real.example");
     world.driver.publishes_capacity = true;
     world.capacities = vec![

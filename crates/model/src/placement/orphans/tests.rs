@@ -524,7 +524,7 @@ fn model_only_twins_never_handed_over_are_deleted() {
 
 /// Holds as long as the PV of its volume shows it, and for a twin that has lost everything.
 #[test]
-fn a_twin_that_has_lost_the_mark_that_it_was_handed_over_is_kept() {
+fn a_twin_that_has_lost_its_handed_over_mark_is_kept() {
     for (remote, named) in [(false, true), (true, true), (false, false), (true, false)] {
         let mut start = World::new(remote, true, named, 4);
         start.change_twin(|twin| twin.handed_over = false);
@@ -533,7 +533,7 @@ fn a_twin_that_has_lost_the_mark_that_it_was_handed_over_is_kept() {
 }
 
 #[test]
-fn what_a_move_is_making_is_left_to_it() {
+fn the_target_of_a_running_move_is_left_alone() {
     for remote in [false, true] {
         let mut start = World::new(remote, false, true, 3);
         start.place = Place::Elsewhere;

@@ -831,7 +831,7 @@ fn model_data_is_kept_and_recovered() {
 }
 
 #[test]
-fn no_twin_is_made_onto_anothers_data() {
+fn no_twin_is_recreated_on_the_data_of_another_volume() {
     for marked in [None, Some(false), Some(true)] {
         for remembers in [true, false] {
             let start = World::new(true, remembers, false, 2).with_another(2, marked);
@@ -848,7 +848,7 @@ fn no_twin_is_made_onto_anothers_data() {
 }
 
 #[test]
-fn no_twin_is_made_where_the_volume_is_not_any_more() {
+fn no_twin_is_recreated_after_a_move_or_in_a_namespace_not_offloaded() {
     for (moved_on, offloaded) in [(true, true), (false, false)] {
         let mut start = World::new(true, true, false, 2);
         (start.moved_on, start.offloaded) = (moved_on, offloaded);

@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_compared_is_not_used() {
+    fn a_snapshot_class_is_refused_if_its_driver_cannot_be_compared() {
         let all = [class("fast", "real", false)];
         for (known, driver) in [
             (KnownSnapshotClasses::Unreadable, Some("real")),
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn the_default_is_one_and_of_the_driver() {
+    fn the_default_snapshot_class_must_be_the_only_one_of_the_driver() {
         let several = |count: usize| match choose(
             None,
             KnownSnapshotClasses::Listed(&vec![class("d", "real", true); count]),

@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn one_step_after_the_other() {
+    fn steps_are_taken_in_order() {
         use Progress::{NotRecorded, Permitted};
         for (claim, progress, expected) in [
             (OLD, NotRecorded, ImportStep::Mark),
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn an_import_that_is_being_undone_is_left_to_that_unless_it_came_too_late() {
+    fn an_import_that_is_being_undone_stops_unless_the_undo_is_too_late() {
         let step = |claim| import_step(&facts(claim, Progress::Withdrawn));
         assert_eq!(step(new(false, true, true)), ImportStep::AwaitSettled);
         for claim in [OLD, ClaimNow::Absent, new(false, true, false)] {
@@ -258,14 +258,14 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_deleted_before_the_end_is_made_again() {
+    fn a_claim_deleted_before_the_import_ends_is_recreated() {
         let step = |claim| import_step(&facts(claim, Progress::Permitted));
         assert_eq!(step(new(true, true, true)), ImportStep::AwaitClaimGone);
         assert_eq!(step(ClaimNow::Absent), ImportStep::MakeClaim);
     }
 
     #[test]
-    fn obstacles_stop_it_before_it_begins_and_undo_it_before_anything_is_deleted() {
+    fn obstacles_prevent_an_import_or_roll_it_back_before_anything_is_deleted() {
         let mut facts = facts(OLD, Progress::NotRecorded);
         facts.obstacles = pod();
         assert_eq!(
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_taken_in_the_gap_is_left_alone() {
+    fn a_claim_created_by_others_under_the_name_is_left_alone() {
         let step = |volume| import_step(&facts(other(volume), Progress::Permitted));
         assert_eq!(
             step(NamedVolume::None),
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_that_is_not_accepted_is_given_up() {
+    fn an_import_rolls_back_if_its_claim_is_refused() {
         let mut facts = facts(ClaimNow::Absent, Progress::Permitted);
         facts.unmakeable = Some("quota".into());
         assert_eq!(
@@ -312,7 +312,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_is_deleted_or_made_unless_the_data_is_safe(
+        fn nothing_is_deleted_or_created_before_the_data_is_retained(
             claim in select(vec![
                 ClaimNow::Absent, OLD, ClaimNow::Old { deleting: true, touched: true },
                 new(false, false, false), new(true, true, true), new(false, true, true),

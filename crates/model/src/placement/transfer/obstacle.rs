@@ -461,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn each_reason_is_named_with_its_way_out() {
+    fn each_obstacle_is_reported_with_its_way_out() {
         type Break = fn(&mut ImportedClaim, &mut RealVolume);
         let table: [(Break, &str); 16] = [
             (
@@ -518,7 +518,7 @@ mod tests {
     }
 
     #[test]
-    fn all_reasons_are_reported_at_once() {
+    fn all_obstacles_to_an_import_are_reported_at_once() {
         let mut claim = claim();
         claim.pods = vec![("web-0".into(), false), ("web-1".into(), false)];
         claim.modifying = true;
@@ -604,7 +604,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_whose_data_is_elsewhere_is_not_released() {
+    fn a_volume_without_a_twin_at_home_is_not_released() {
         let (claim, mut outer) = (claim(), volume());
         outer.is_ours = true;
         let told = release_obstacles(&claim, Some(&outer), "shop/data", None, false);
@@ -612,7 +612,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_being_released_is_not_imported() {
+    fn a_volume_that_is_being_released_is_not_imported() {
         let mut volume = volume();
         volume.releasing = true;
         assert_eq!(found(&claim(), &volume), [Obstacle::Releasing]);
@@ -633,7 +633,7 @@ mod tests {
     }
 
     #[test]
-    fn the_class_is_the_one_that_can_be_meant() {
+    fn an_import_uses_the_named_class_the_only_one_or_liqo() {
         let of = |names: &[(&str, &str)]| -> Vec<(String, String)> {
             let owned = |&(name, provisioner): &(&str, &str)| (name.to_owned(), provisioner.to_owned());
             names.iter().map(owned).collect()
@@ -658,7 +658,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stateful_set_wants_the_claims_of_its_replicas() {
+    fn claims_of_current_replicas_of_a_stateful_set_are_recognised() {
         let wanted = |claim: &str, start, replicas| {
             wanted_replica(claim, "db", &["log".into(), "data".into()], start, replicas)
         };

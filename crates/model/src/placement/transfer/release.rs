@@ -455,7 +455,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn one_step_after_the_other() {
+    fn steps_are_taken_in_order() {
         use VirtualNow::Absent;
         let twins = || Holder::Twin { deleting: false };
         let there = |retained| outer(retained, false, BOUND);
@@ -529,7 +529,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn it_begins_with_the_mark_and_then_the_record() {
+    fn a_release_first_marks_the_twin_and_then_writes_its_record() {
         let there = outer(false, false, BOUND);
         let mut facts = facts(VIRTUAL, there, UNMARKED, Holder::Twin { deleting: false });
         facts.progress = ReleaseProgress::NotRecorded;
@@ -552,7 +552,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_virtual_volume_is_not_deleted_while_anything_holds_it() {
+    fn a_virtual_pv_is_not_deleted_while_it_is_attached_or_has_its_finalizer() {
         let mut facts = facts(
             ReleasedClaim::Absent,
             VirtualNow::Exists {
@@ -578,7 +578,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_twin_whose_mark_was_taken_off_is_not_marked_again() {
+    fn a_release_rolls_back_if_the_mark_of_the_twin_was_removed() {
         let there = || outer(false, false, BOUND);
         let facts = |twin| facts(VIRTUAL, there(), twin, Holder::Twin { deleting: false });
         assert_eq!(
@@ -594,7 +594,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_twin_stays_whose_volume_is_being_deleted() {
+    fn a_twin_is_kept_while_its_volume_is_being_deleted() {
         let twins = Holder::Twin { deleting: false };
         let mut facts = facts(ReleasedClaim::Absent, VirtualNow::Absent, MARKED, twins);
         assert_eq!(release_step(&facts), ReleaseStep::DeleteTwin);
@@ -609,7 +609,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_name_taken_in_the_gap_gets_the_data_if_it_fits() {
+    fn a_claim_created_by_others_gets_the_released_volume_only_if_it_matches() {
         let step = |claim, holder| {
             let gone = (VirtualNow::Absent, TwinNow::Absent);
             release_step(&facts(claim, gone.0, gone.1, holder))
@@ -631,7 +631,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_release_that_is_being_undone_is_left_to_that_unless_it_came_too_late() {
+    fn a_release_that_is_being_undone_stops_unless_the_undo_is_too_late() {
         let mut facts = facts(VIRTUAL, VirtualNow::Absent, TwinNow::Absent, BOUND);
         facts.progress = ReleaseProgress::Back;
         assert_eq!(release_step(&facts), ReleaseStep::Refuse(ReleaseRefusal::Undoing));
@@ -641,7 +641,7 @@ pub(super) mod tests {
 
     proptest! {
         #[test]
-        fn nothing_is_deleted_unless_the_data_is_safe(
+        fn nothing_is_deleted_before_the_data_of_a_release_is_retained(
             claim in select(vec![
                 ReleasedClaim::Absent, VIRTUAL, real(false), real(true),
                 other(false, MatchingVolume::Real), other(false, MatchingVolume::Neither), other(true, MatchingVolume::Real),

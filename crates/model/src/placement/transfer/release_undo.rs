@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_virtual_volume_is_kept_from_others_before_anything_is_refused() {
+    fn a_virtual_pv_offered_to_others_is_withdrawn_before_any_refusal() {
         let mut there = outer(true, false, Holder::Gone);
         if let VirtualNow::Exists { offered, .. } = &mut there {
             *offered = true;
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_that_has_lost_everything_is_not_called_another_one() {
+    fn an_undo_reports_that_a_claim_has_neither_virtual_pv_nor_twin() {
         for claim in [TOUCHED, other(false, MatchingVolume::Virtual)] {
             let got = step(claim, ReleaseProgress::Back, VirtualNow::Absent, TwinNow::Absent);
             assert_eq!(got, ReleaseUndoStep::Refuse(ReleaseUndoRefusal::NothingLeft));
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_that_exists_keeps_all_it_has() {
+    fn an_undo_of_a_release_restores_an_existing_claim_in_order() {
         use ReleaseProgress::{Back, NotRecorded, Onward};
         let there = |retained| outer(retained, false, BOUND);
         for (at, (got, expected)) in [
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_gone_is_made_again() {
+    fn an_undo_of_a_release_recreates_the_deleted_claim_and_virtual_pv() {
         let back = |claim, there, twin| step(claim, ReleaseProgress::Back, there, twin);
         let absent = || ReleasedClaim::Absent;
         let again = ReleasedClaim::Virtual {
@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn the_policy_comes_back_only_with_a_twin_that_is_well() {
+    fn an_undo_restores_the_policy_only_with_a_healthy_twin() {
         let there = outer(false, false, BOUND);
         let dying = TwinNow::Exists {
             releasing: false,
@@ -447,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn the_data_is_retained_again_and_stays_with_whoever_has_it() {
+    fn an_undo_leaves_the_volume_to_another_claim_that_has_it() {
         let mut facts = ReleaseUndoFacts {
             claim: ReleasedClaim::Absent,
             progress: ReleaseProgress::Back,
@@ -474,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn the_claim_of_the_real_class_is_not_taken_away_again() {
+    fn an_undo_is_refused_once_the_claim_has_the_real_class() {
         for progress in [ReleaseProgress::Onward, ReleaseProgress::Back] {
             let got = step(real(false), progress, VirtualNow::Absent, TwinNow::Absent);
             assert_eq!(got, ReleaseUndoStep::Refuse(ReleaseUndoRefusal::TooLate));
@@ -482,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_taken_by_others_is_left_to_them() {
+    fn an_undo_is_refused_if_others_use_the_name_of_the_claim() {
         for claim in [
             other(true, MatchingVolume::Virtual),
             other(false, MatchingVolume::Neither),

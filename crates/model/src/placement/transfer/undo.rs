@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_that_exists_is_kept_from_a_deletion_under_way_first() {
+    fn an_undo_first_prevents_the_deletion_of_an_existing_claim() {
         use Progress::{NotRecorded, Permitted, Withdrawn};
         let (twin, claim) = (Holder::Gone, BOUND);
         assert_eq!(
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn first_the_new_claim_goes_then_its_twin_then_the_old_claim_comes_back() {
+    fn an_undo_deletes_the_new_claim_then_its_twin_and_recreates_the_old_claim() {
         let step = |claim, holder| decide(claim, Progress::Withdrawn, holder);
         let twin = |deleting| Holder::Twin { deleting };
         assert_eq!(step(new(false), twin(false)), UndoStep::DeleteNew);
@@ -307,7 +307,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_policy_comes_back_only_to_a_volume_that_is_bound(
+        fn the_policy_is_restored_only_on_a_bound_volume(
             claim in select(vec![
                 ClaimNow::Absent, old(false, false), old(false, true), old(true, true), new(false), new(true),
                 other(NamedVolume::None, true), other(NamedVolume::Imported { bound: false }, true),

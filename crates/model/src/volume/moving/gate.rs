@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_no_absence() {
+    fn an_unreadable_annotation_is_an_error_and_does_not_count_as_absent() {
         let gated = |taken: &str| format!(r#"{{"version":1,"move":"{UID}","gate":1,"gated":{taken}}}"#);
         for wrong in [
             "",
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mark_that_cannot_be_read_may_be_that_of_a_gate() {
+    fn an_unreadable_mark_counts_as_gated() {
         let gated = |text: &str| is_gated(&Map::from([(mark::GATE.to_owned(), text.to_owned())]));
         assert!(gated("?"));
         assert!(gated(r#"{"version":2}"#));

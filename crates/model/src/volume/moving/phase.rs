@@ -158,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_read_back() {
+    fn names_survive_the_round_trip() {
         for phase in Phase::ALL {
             assert_eq!(phase.to_string().parse(), Ok(phase));
         }

@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_without_a_target_is_no_commit() {
+    fn a_source_record_is_not_accepted_as_a_commit_record() {
         let before = source().to_text().unwrap();
         assert!(matches!(
             CommitRecord::from_text(&before),
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_an_error() {
+    fn an_unreadable_source_record_is_an_error() {
         for wrong in ["", "{}", "[]", r#"{"version":1}"#, r#"{"version":"1"}"#] {
             let read = SourceRecord::from_text(wrong);
             assert!(matches!(read, Err(MoveRecordError::Malformed(_))), "{wrong}");
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_next_epoch_of_the_same_volume_replaces_it() {
+    fn a_target_must_be_the_next_epoch_of_the_same_volume() {
         let other = "pvc-1c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111";
         for handle in [
             format!("v1:milan:{NAME}"),
@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_that_leads_elsewhere_keeps_what_users_wrote() {
+    fn the_manifest_for_the_target_keeps_labels_of_users() {
         let there = TwinReference {
             handle: format!("v2:milan:{NAME}:1").parse().unwrap(),
             attributes: [("twin".to_owned(), "data".to_owned())].into(),
@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_made_again_is_retained_until_it_is_bound() {
+    fn a_recreated_pv_is_retained_until_it_is_bound() {
         let note = GateNote {
             by: "6b5d1b2e-3c37-4f0e-9f0f-0d2c7ef1a222".parse().unwrap(),
             gate: GateNumber::FIRST,

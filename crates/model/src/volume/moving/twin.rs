@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_no_absence() {
+    fn an_unreadable_annotation_is_an_error_and_does_not_count_as_absent() {
         for wrong in [
             "",
             "moving",

@@ -166,7 +166,7 @@ impl World {
 }
 
 #[tokio::test]
-async fn the_target_takes_the_name_of_the_claim_and_the_source_stays_as_its_volume() {
+async fn the_target_gets_the_name_of_the_claim_and_the_source_is_kept_as_a_pv() {
     for ((policy, left), is_gated) in [
         (ReclaimPolicy::Delete, "Delete"),
         (ReclaimPolicy::Retain, "Retain"),
@@ -303,7 +303,7 @@ async fn another_object_with_the_name_is_not_touched() {
 }
 
 #[tokio::test]
-async fn a_step_that_comes_late_changes_nothing() {
+async fn a_late_step_on_an_outdated_version_changes_nothing() {
     let world = World::within().await;
     let Live::Known(TargetTwin::Exists { at, .. }) = world.look().await.target else {
         panic!("there is no target");

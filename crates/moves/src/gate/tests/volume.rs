@@ -176,7 +176,7 @@ async fn only_the_lock_of_a_move_that_exists_counts() {
 }
 
 #[tokio::test]
-async fn an_unlocked_claim_keeps_what_is_not_the_moves() {
+async fn unlocking_a_claim_keeps_finalizers_of_others() {
     let world = World::new().await.gated().await;
     let unlock = ClaimStep::Unlock {
         claim: world.claim_version().await,
@@ -278,7 +278,7 @@ async fn a_gate_whose_answer_was_lost_is_found_by_the_next_read() {
 }
 
 #[tokio::test]
-async fn the_policy_comes_back_after_kubernetes_has_bound_the_claim() {
+async fn the_policy_is_restored_after_kubernetes_has_bound_the_claim() {
     let world = World::new().await.gated().await;
     let policy = || world.written()["spec"]["persistentVolumeReclaimPolicy"].clone();
     let mut steps = Vec::new();

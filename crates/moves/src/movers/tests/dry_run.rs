@@ -29,7 +29,7 @@ async fn refusals_are_found_by_dry_run() {
 }
 
 #[tokio::test]
-async fn a_quota_refuses_the_twin_and_a_silent_cluster_is_an_error() {
+async fn an_exceeded_quota_is_an_obstacle_and_an_unreachable_cluster_an_error() {
     let world = World::new(Way::Out).await;
     let quota = Act::Forbid("exceeded quota: storage");
     world
@@ -48,7 +48,7 @@ async fn a_quota_refuses_the_twin_and_a_silent_cluster_is_an_error() {
 
 /// The claim of the mover of a remote source, and the change of its PV.
 #[tokio::test]
-async fn a_gate_that_is_denied_there_is_reported_before_the_move() {
+async fn a_denied_remote_gate_is_reported_before_the_move() {
     let world = World::new(Way::Home).await;
     world
         .there

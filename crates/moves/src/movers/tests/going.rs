@@ -98,7 +98,7 @@ async fn the_reason_why_a_pod_cannot_start_is_reported() {
 }
 
 #[tokio::test]
-async fn a_mover_follows_the_users_of_its_volume() {
+async fn a_mover_runs_on_the_node_of_the_pod_that_uses_its_volume() {
     let world = World::new(Way::Out).await;
     world.api.put("/api/v1/namespaces/shop/pods/db", user("n1"));
     world.prepare().await;

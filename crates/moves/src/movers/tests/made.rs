@@ -214,7 +214,7 @@ async fn a_target_at_home_is_written_by_a_pv_of_its_own_epoch() {
 
 /// While the PV of a remote source is gated there, only the claim of the mover is bound to it.
 #[tokio::test]
-async fn a_mover_there_mounts_its_own_claim_as_long_as_that_is_bound() {
+async fn a_remote_mover_mounts_its_own_claim_while_that_is_bound() {
     let world = World::new(Way::Home).await;
     world.prepare().await;
     let claim_of = |world: &World| {
@@ -240,7 +240,7 @@ async fn a_mover_there_mounts_its_own_claim_as_long_as_that_is_bound() {
 }
 
 #[tokio::test]
-async fn certificates_go_with_their_pods_and_fit_each_other() {
+async fn mover_certificates_are_owned_by_their_pods_and_share_an_authority() {
     let world = World::new(Way::Out).await;
     world.prepare().await;
     let secret = |api: &FakeApi, pod: &Value| {

@@ -341,7 +341,7 @@ async fn a_failed_comparison_is_repeated_after_another_pass() {
 
 /// A comparison that exceeds `maxDowntime` continues after the gate was opened.
 #[tokio::test]
-async fn a_comparison_whose_gate_was_opened_again_leaves_the_journal() {
+async fn a_comparison_whose_gate_was_opened_again_keeps_the_journal() {
     let pass = || passed(0, &json!([]));
     let script = vec![pass(), pass(), verified(0), pass()];
     let copies = Copies::with(script).await;

@@ -106,7 +106,7 @@ async fn the_class_of_the_target_is_reported_if_its_cluster_is_reachable() {
 }
 
 #[tokio::test]
-async fn another_object_in_its_place_is_not_touched_and_is_reported() {
+async fn a_foreign_object_in_place_of_the_target_is_reported_and_not_touched() {
     let world = World::new(Way::Out).await;
     world.there.put(TWIN_THERE, json!({"metadata": {"uid": "x"}}));
     assert_eq!(world.make_target().await.unwrap(), Applied::ChangedMeanwhile);
@@ -119,7 +119,7 @@ async fn another_object_in_its_place_is_not_touched_and_is_reported() {
 
 /// A PV that was bound to another claim later, for example after a rescue or by a populator.
 #[tokio::test]
-async fn the_target_of_a_volume_that_another_claim_has_by_now_is_found() {
+async fn the_target_of_a_volume_bound_to_another_claim_is_found() {
     let again = "2f9f7e1c-1a0e-4a53-9d0c-0d2c7ef1a333";
     for way in [Way::Out, Way::Home, Way::Within] {
         let mut world = World::new(way).await;

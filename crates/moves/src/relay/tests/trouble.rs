@@ -103,7 +103,7 @@ async fn unexpected_data_ends_the_connection() {
 }
 
 #[tokio::test]
-async fn a_frame_that_is_too_long_is_not_taken() {
+async fn a_frame_that_is_too_long_breaks_the_tunnel() {
     let (mut tunnel, mut server) = announced().await;
     let sending = tokio::spawn(async move { server.send(Message::binary(vec![0; MAX_FRAME + 1])).await });
     assert!(matches!(tunnel.first().await, Err(TunnelError::Broken(_))));

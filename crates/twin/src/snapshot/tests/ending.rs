@@ -8,7 +8,7 @@ fn dying(object: &mut Value) {
 }
 
 #[tokio::test]
-async fn an_abandoned_snapshot_leaks_nothing() {
+async fn an_abandoned_snapshot_is_deleted_and_not_recreated() {
     let world = World::new().await.posted().await;
     world.api.change(&user_content(), dying);
     assert_eq!(refusal(world.cut().await), SnapshotRefusal::GivenUp);

@@ -47,7 +47,7 @@ fn noted(world: &World, key: &str) -> Value {
 }
 
 #[tokio::test]
-async fn data_in_use_is_retained_and_its_place_noted() {
+async fn data_of_a_snapshot_in_use_is_retained_and_its_content_recorded() {
     let world = in_use().await;
     assert_eq!(policy(&world), "Retain");
     let annotations = world.api.object(REAL).unwrap()["metadata"]["annotations"].clone();
@@ -139,7 +139,7 @@ async fn a_snapshot_whose_twin_was_deleted_reports_where_the_data_is() {
 }
 
 #[tokio::test]
-async fn what_was_kept_is_not_forgotten_when_the_snapshot_is_deleted() {
+async fn retained_data_without_twin_is_reported_when_the_snapshot_is_deleted() {
     let world = in_use().await;
     world.api.remove(&twin_path());
     let error = world.delete().await.unwrap_err();

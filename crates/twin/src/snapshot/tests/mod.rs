@@ -294,7 +294,7 @@ async fn the_class_is_named_or_the_drivers_default() {
 }
 
 #[tokio::test]
-async fn volumes_without_snapshots() {
+async fn volumes_that_cannot_have_snapshots_are_refused() {
     let world = World::new().await;
     let twin = format!("{STORED}/{UID}");
     world.api.change("/api/v1/persistentvolumes/pv", |volume| {
@@ -331,7 +331,7 @@ async fn a_snapshot_name_belongs_to_one_volume() {
 }
 
 #[tokio::test]
-async fn a_foreign_object_in_its_place_is_not_touched() {
+async fn a_foreign_object_in_place_of_a_snapshot_twin_is_not_touched() {
     let world = World::new().await;
     world
         .api

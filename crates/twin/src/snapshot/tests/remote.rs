@@ -136,7 +136,7 @@ async fn a_remote_snapshot_is_next_to_its_volume_and_found_by_its_id() {
 }
 
 #[tokio::test]
-async fn the_class_has_another_name_there() {
+async fn the_snapshot_class_is_mapped_in_a_remote_cluster() {
     let mut world = Remote::new().await;
     world.request.parameters.real_class = Some("gold".into());
     assert!(matches!(

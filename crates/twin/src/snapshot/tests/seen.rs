@@ -35,7 +35,7 @@ async fn only_snapshots_that_were_taken_are_listed() {
 }
 
 #[tokio::test]
-async fn where_no_kinds_are_installed_there_are_none() {
+async fn without_snapshot_crds_no_snapshots_are_listed() {
     let world = World::new().await;
     world
         .api

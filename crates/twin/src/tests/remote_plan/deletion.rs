@@ -17,7 +17,7 @@ async fn a_volume_is_deleted_with_its_data() {
 
 /// The kubeconfig leads to a cluster that took the place of the one with the data.
 #[tokio::test]
-async fn what_another_cluster_lacks_is_not_deleted() {
+async fn a_twin_missing_in_a_replaced_cluster_does_not_count_as_deleted() {
     const SYSTEM: &str = "/api/v1/namespaces/kube-system";
     for by in [
         json!({"fabric": {}}),

@@ -33,7 +33,7 @@ fn by_kosmos() -> Value {
 
 /// Kosmos overwrites the twin with the claim where their requests differ as text.
 #[tokio::test]
-async fn the_twin_asks_for_its_size_as_the_claim_does() {
+async fn the_size_request_of_the_twin_is_written_like_that_of_the_claim() {
     for (text, written) in [
         ("1073741824", "1073741824"),
         ("1024Mi", "1024Mi"),
@@ -51,7 +51,7 @@ async fn the_twin_asks_for_its_size_as_the_claim_does() {
 }
 
 #[tokio::test]
-async fn the_copy_of_a_claim_makes_way_for_its_twin() {
+async fn the_copy_of_a_claim_is_replaced_by_its_new_twin() {
     for spec in [json!({}), json!({"volumeName": "pv-at-home"})] {
         let world = World::of_kosmos().await;
         world.copy(&by_kosmos(), &spec);

@@ -391,7 +391,7 @@ async fn the_mapping_of_a_class_counts_before_its_parameter() {
 }
 
 #[tokio::test]
-async fn access_modes_may_differ_there() {
+async fn the_remote_twin_may_have_other_access_modes() {
     let world = World::new().await;
     claim(&world.home_api, &json!({mark::LIQO_ACCESS_MODES: "RWX"}));
     world.create().await.unwrap();

@@ -21,7 +21,7 @@ async fn an_impossible_placement_is_refused_without_a_write() {
 }
 
 #[tokio::test]
-async fn a_class_that_is_not_there_sends_the_pod_elsewhere() {
+async fn a_class_absent_in_the_cluster_makes_the_scheduler_try_elsewhere() {
     let mut world = World::new().await;
     world.declared.classes.default = Some("gold".into());
     let why = elsewhere(world.create().await);

@@ -47,7 +47,7 @@ const FORBIDDEN_HOSTS: &[(&str, AddressRefused)] = &[
 ];
 
 #[test]
-fn servers_are_reached_by_an_address_that_is_not_ours() {
+fn local_and_malformed_server_addresses_are_refused() {
     for (host, why) in FORBIDDEN_HOSTS {
         let said = refusal(
             &with(CLUSTER, "server", json!(format!("https://{host}"))),
@@ -72,7 +72,7 @@ fn servers_are_reached_by_an_address_that_is_not_ours() {
 }
 
 #[test]
-fn proxies_obey_the_same_rule() {
+fn local_and_malformed_proxy_addresses_are_refused() {
     for (host, why) in FORBIDDEN_HOSTS {
         let said = refusal(
             &with(CLUSTER, "proxy-url", json!(format!("http://{host}"))),
@@ -95,7 +95,7 @@ fn proxies_obey_the_same_rule() {
 
 /// Whether this build of kube can use the allowed addresses.
 #[tokio::test]
-async fn kube_builds_a_client_from_what_is_kept() {
+async fn kube_builds_a_client_from_a_vetted_kubeconfig() {
     let _ = rustls::crypto::ring::default_provider().install_default();
     for proxy in ["", "http://proxy:3128", "https://proxy", "socks5://10.0.0.9:1080"] {
         let kept = vet(

@@ -245,7 +245,7 @@ fn what_is_missing_is_named() {
 }
 
 #[test]
-fn nothing_is_dropped_unseen() {
+fn unknown_fields_are_refused_with_a_suggestion() {
     for (at, field, says) in [
         (
             USER,

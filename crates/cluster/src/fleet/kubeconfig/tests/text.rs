@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 
 #[test]
-fn nothing_is_merged() {
+fn duplicate_entries_and_documents_are_refused() {
     for list in ["contexts", "clusters", "users"] {
         let mut file = plain();
         let again = file[list][1].clone();
@@ -73,7 +73,7 @@ fn text_that_is_no_kubeconfig_is_refused_without_quoting_it() {
 }
 
 #[test]
-fn no_tag_and_no_variable_reads_anything() {
+fn yaml_tags_and_variables_are_not_expanded() {
     for text in [
         "!include /etc/hostname",
         "!include_str /etc/hostname",

@@ -122,7 +122,7 @@ async fn a_twin_whose_volume_cannot_be_retained_keeps_its_finalizer() {
 }
 
 #[tokio::test]
-async fn a_twin_made_without_protection_gets_it_once_rights_allow() {
+async fn a_twin_without_finalizer_gets_it_once_rights_allow() {
     let mut both = Both::bound().await;
     both.there.change(&twin_there(0), |twin| {
         twin["metadata"]["finalizers"] = json!(["example.com/other"]);
@@ -160,7 +160,7 @@ async fn a_twin_that_cannot_be_protected_is_retained_all_the_same() {
 }
 
 #[tokio::test]
-async fn data_is_kept_when_the_rights_go_before_the_twin() {
+async fn data_is_kept_if_rights_are_lost_before_the_twin_is_deleted() {
     for verbs in [&["GET", "PATCH"][..], &["PATCH"]] {
         let mut both = Both::bound().await;
         let view = both.watch_one_namespace().await;
@@ -224,7 +224,7 @@ async fn a_twin_keeps_its_finalizer_while_its_volume_cannot_be_retained() {
 }
 
 #[tokio::test]
-async fn without_the_right_to_read_volumes_nothing_is_called_lost() {
+async fn without_the_right_to_read_volumes_data_is_not_reported_as_lost() {
     let mut both = Both::start().await;
     waiting_there(&both.home, &both.there, 0);
     both.there.remove(&twin_there(0));

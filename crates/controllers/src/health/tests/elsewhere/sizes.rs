@@ -40,7 +40,7 @@ fn types(status: &Value) -> Vec<&str> {
 }
 
 #[tokio::test]
-async fn a_claim_has_grown_when_its_twin_there_has() {
+async fn a_claim_is_expanded_when_its_remote_twin_is() {
     let mut both = growing().await;
     both.round().await.unwrap();
     assert_eq!(status(&both)["capacity"]["storage"], "1Gi");

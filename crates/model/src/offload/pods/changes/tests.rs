@@ -78,7 +78,7 @@ fn follow(home: &Value, remote: &mut Value, refused: &[Change]) -> Vec<Change> {
 }
 
 #[test]
-fn nothing_goes_there_without_a_change() {
+fn an_unchanged_home_pod_causes_no_change_of_the_remote_spec() {
     let home = home();
     let mut remote = remote(&home);
     assert_eq!(follow(&home, &mut remote, &[]), []);
@@ -94,7 +94,7 @@ fn nothing_goes_there_without_a_change() {
 }
 
 #[test]
-fn labels_and_annotations_follow_and_those_of_others_stay() {
+fn labels_and_annotations_are_updated_and_those_of_others_kept() {
     let mut home = home();
     let mut remote = remote(&home);
     home["metadata"]["labels"] = json!({"role": "primary"});
@@ -122,7 +122,7 @@ fn labels_and_annotations_follow_and_those_of_others_stay() {
 }
 
 #[test]
-fn only_the_image_that_changed_goes_there() {
+fn only_changed_images_are_copied() {
     let mut home = home();
     let mut remote = remote(&home);
     home["spec"]["containers"][1]["image"] = "log:2".into();
@@ -142,7 +142,7 @@ fn only_the_image_that_changed_goes_there() {
 }
 
 #[test]
-fn deadlines_come_nearer_and_tolerations_are_added() {
+fn deadlines_are_only_shortened_and_tolerations_only_added() {
     let mut home = home();
     let mut remote = remote(&home);
     home["spec"]["activeDeadlineSeconds"] = 60.into();
@@ -170,7 +170,7 @@ fn deadlines_come_nearer_and_tolerations_are_added() {
 }
 
 #[test]
-fn amounts_are_resized_and_tried_again_if_refused() {
+fn resources_are_resized_and_a_refused_resize_is_retried() {
     let mut home = home();
     let mut remote = remote(&home);
     home["spec"]["containers"][0]["resources"]["requests"]["cpu"] = "200m".into();
@@ -197,7 +197,7 @@ fn amounts_are_resized_and_tried_again_if_refused() {
 }
 
 #[test]
-fn a_container_is_added_to_look_into_a_pod() {
+fn an_ephemeral_container_is_added_to_the_remote_pod() {
     let mut home = home();
     let mut remote = remote(&home);
     remote["spec"]["ephemeralContainers"] = json!([{"name": "theirs", "image": "sh"}]);
@@ -223,7 +223,7 @@ fn a_container_is_added_to_look_into_a_pod() {
 }
 
 #[test]
-fn one_that_is_refused_holds_no_other_up() {
+fn a_refused_ephemeral_container_does_not_block_others() {
     let mut home = home();
     let mut remote = remote(&home);
     home["spec"]["ephemeralContainers"] =
@@ -270,7 +270,7 @@ prop_compose! {
 
 proptest! {
     #[test]
-    fn what_follows_is_at_rest(
+    fn no_change_remains_after_all_changes_were_applied(
         first in any_home(), then in proptest::collection::vec(any_home(), 0..4), refused in proptest::sample::subsequence(&Change::ALL, 0..4),
     ) {
         let mut remote = remote(&first);

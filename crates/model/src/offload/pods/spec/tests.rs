@@ -120,7 +120,7 @@ fn the_token_volume_keeps_its_namespace() {
 }
 
 #[test]
-fn a_usual_pod_is_carried_without_what_is_of_home() {
+fn a_usual_pod_is_carried_without_fields_of_the_home_cluster() {
     let remote = made(&usual());
     assert_eq!(remote["metadata"]["labels"], json!({"app": "web", "ours": "yes"}));
     let annotations = remote["metadata"]["annotations"].as_object().unwrap();
@@ -157,7 +157,7 @@ fn a_usual_pod_is_carried_without_what_is_of_home() {
 }
 
 #[test]
-fn what_is_of_home_only_is_refused_by_its_name() {
+fn fields_that_work_only_at_home_are_refused_by_name() {
     let containers = json!([{"name": "a", "image": "a"}]);
     for (field, value) in [
         ("hostNetwork", json!(true)),
@@ -258,7 +258,7 @@ fn names<'a>(text: &'a str, before: &str) -> BTreeSet<&'a str> {
 }
 
 #[test]
-fn the_policies_of_the_chart_hold_the_same_pods_at_home() {
+fn the_chart_policies_keep_the_same_pods_at_home() {
     let chart = concat!(
         env!("CARGO_MANIFEST_DIR"),
         "/../../deploy/chart/liqo-csi/templates/offloading.yaml"
@@ -300,7 +300,7 @@ fn the_policies_of_the_chart_hold_the_same_pods_at_home() {
 }
 
 #[test]
-fn the_remote_cluster_says_where_its_pods_run() {
+fn scheduling_settings_of_the_remote_cluster_are_applied() {
     let settings = RemoteSettings {
         node_selector: [("pool".to_owned(), "guests".to_owned())].into(),
         tolerations: vec![json!({"key": "guests", "operator": "Exists"})],
@@ -333,7 +333,7 @@ fn the_remote_cluster_says_where_its_pods_run() {
 }
 
 #[test]
-fn a_pod_runs_there_on_machines_that_its_images_are_built_for() {
+fn requirements_on_the_architecture_are_carried() {
     let amd = json!({"key": "kubernetes.io/arch", "operator": "NotIn", "values": ["arm64"]});
     let zone = json!({"key": "zone", "operator": "Exists"});
     let virtual_nodes =
@@ -374,7 +374,7 @@ fn a_pod_runs_there_on_machines_that_its_images_are_built_for() {
 }
 
 #[test]
-fn what_a_pod_is_configured_by_is_found_wherever_it_is_named() {
+fn all_references_to_configmaps_and_secrets_are_found() {
     let home = pod(&json!({
         "initContainers": [{"name": "i", "envFrom": [
             {"configMapRef": {"name": "c1"}}, {"secretRef": {"name": "s1", "optional": true}},
@@ -414,7 +414,7 @@ fn what_a_pod_is_configured_by_is_found_wherever_it_is_named() {
 }
 
 #[test]
-fn variables_from_certificates_of_home_are_from_the_copy() {
+fn variables_from_the_root_certificates_use_the_copied_configmap() {
     let container = |name: &str| {
         json!({
             "name": "a",
@@ -438,7 +438,7 @@ fn variables_from_certificates_of_home_are_from_the_copy() {
 }
 
 #[test]
-fn what_is_set_is_carried_whatever_its_value() {
+fn fields_set_to_false_or_empty_are_carried() {
     let spec = json!({
         "containers": [], "enableServiceLinks": false, "hostUsers": false, "shareProcessNamespace": false,
         "terminationGracePeriodSeconds": 5, "subdomain": "", "securityContext": {}, "newFeature": {"on": false},
@@ -450,7 +450,7 @@ fn what_is_set_is_carried_whatever_its_value() {
 }
 
 #[test]
-fn constraints_that_spread_pods_are_ones_that_an_api_server_takes() {
+fn topology_spread_constraints_are_merged_to_valid_ones() {
     let constraint = |when: &str, skew: i64, selector: Value| {
         json!({
             "topologyKey": "zone", "whenUnsatisfiable": when, "maxSkew": skew,
@@ -488,7 +488,7 @@ fn constraints_that_spread_pods_are_ones_that_an_api_server_takes() {
 }
 
 #[test]
-fn an_autoscaler_there_may_evict_what_it_would_evict_here() {
+fn safe_to_evict_is_set_on_pods_that_an_autoscaler_may_evict_at_home() {
     let annotation = |change: &dyn Fn(&mut Value)| {
         let mut home = pod(&usual());
         home["metadata"]["ownerReferences"] =
@@ -510,7 +510,7 @@ fn an_autoscaler_there_may_evict_what_it_would_evict_here() {
 }
 
 #[test]
-fn labels_and_annotations_stay_here_that_others_must_not_act_on() {
+fn skipped_labels_and_annotations_are_not_carried() {
     let from =
         |name: &str, field: &str| json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": field}}});
     let spec = json!({"containers": [{
@@ -554,7 +554,7 @@ fn labels_and_annotations_stay_here_that_others_must_not_act_on() {
 
 /// The conformance tests of Kubernetes add such an annotation when the container has failed without it.
 #[test]
-fn a_directory_that_an_annotation_names_may_get_its_name_later() {
+fn a_missing_annotation_in_a_subpath_stays_a_field_reference() {
     let annotation = json!({"name": "DIRECTORY", "valueFrom": {"fieldRef": {"fieldPath": "metadata.annotations['directory']"}}});
     let spec = json!({"containers": [{
         "name": "a", "env": [annotation],
@@ -564,7 +564,7 @@ fn a_directory_that_an_annotation_names_may_get_its_name_later() {
 }
 
 #[test]
-fn a_directory_of_a_volume_has_the_same_name_everywhere() {
+fn variables_in_subpaths_get_their_home_values() {
     let from =
         |name: &str, field: &str| json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": field}}});
     let spec = json!({"nodeName": "milan", "containers": [{

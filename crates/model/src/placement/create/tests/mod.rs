@@ -56,7 +56,7 @@ fn old_request(facts: &mut CreateFacts) {
 fn unchanged(_: &mut CreateFacts) {}
 
 #[test]
-fn without_a_twin() {
+fn an_absent_twin_is_created_or_the_request_refused() {
     let decide = |change: &dyn Fn(&mut CreateFacts)| {
         let mut facts = facts(TwinFact::Absent);
         change(&mut facts);
@@ -76,7 +76,7 @@ fn without_a_twin() {
 }
 
 #[test]
-fn while_the_twin_is_pending() {
+fn a_pending_twin_is_awaited_or_withdrawn() {
     use CreateStep::Withdraw;
     assert_eq!(decide(pending(), unchanged), CreateStep::Wait);
     assert_eq!(decide(pending(), gone), Withdraw(Withdrawal::ClaimGone));
@@ -134,7 +134,7 @@ fn one_of(facts: &mut CreateFacts) {
 }
 
 #[test]
-fn what_is_made_outside_the_request_is_withdrawn() {
+fn a_twin_outside_the_requested_nodes_is_withdrawn() {
     use CreateStep::Withdraw;
     let on = |node: Option<&str>| Twin {
         node: node.map(str::to_owned),
@@ -215,7 +215,7 @@ fn a_bound_twin_is_handed_over_and_then_answered() {
 }
 
 #[test]
-fn a_bound_twin_nobody_was_given_may_still_go() {
+fn a_bound_twin_that_was_not_handed_over_may_be_withdrawn() {
     use CreateStep::Withdraw;
     assert_eq!(decide(bound(), gone), Withdraw(Withdrawal::ClaimGone));
     let out_of_reach = twin(TwinState::Bound(Reach::NotFromTarget));
@@ -239,7 +239,7 @@ fn a_bound_twin_nobody_was_given_may_still_go() {
 }
 
 #[test]
-fn a_volume_that_was_given_away_is_never_taken_back() {
+fn a_twin_that_was_handed_over_is_never_withdrawn() {
     let theirs = |twin| Twin {
         handed_over: true,
         ..twin
@@ -263,14 +263,14 @@ fn a_volume_that_was_given_away_is_never_taken_back() {
 }
 
 #[test]
-fn what_is_not_ours_is_left_alone() {
+fn a_foreign_object_in_place_of_the_twin_is_refused() {
     let foreign = Foreign::OtherClaim("x".into());
     let step = create_step(&facts(TwinFact::Foreign(foreign.clone())));
     assert_eq!(step, CreateStep::Refuse(Refusal::Foreign(foreign)));
 }
 
 #[test]
-fn a_copy_of_the_claim_makes_way_for_the_twin() {
+fn a_copy_of_the_claim_is_removed_before_the_twin_is_created() {
     let copied = |deleting| facts(TwinFact::Copied { deleting });
     assert_eq!(create_step(&copied(false)), CreateStep::RemoveCopy);
     assert_eq!(create_step(&copied(true)), CreateStep::AwaitGone);
@@ -287,7 +287,7 @@ fn a_copy_of_the_claim_makes_way_for_the_twin() {
 }
 
 #[test]
-fn refusals_read_well() {
+fn a_refusal_names_all_differences() {
     let differs = Refusal::Differs(vec![Part::Size, Part::Parameters]).to_string();
     assert_eq!(
         differs,

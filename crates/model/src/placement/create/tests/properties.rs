@@ -93,7 +93,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(3000))]
 
     #[test]
-    fn invariants(facts in any_facts()) {
+    fn each_step_of_create_keeps_the_invariants(facts in any_facts()) {
         let step = create_step(&facts);
         let twin = match &facts.twin {
             TwinFact::Ours(twin) => Some(twin),
@@ -133,7 +133,7 @@ proptest! {
     }
 
     #[test]
-    fn always_gets_somewhere(mut facts in any_facts()) {
+    fn create_always_ends_with_an_answer_a_refusal_or_a_withdrawal(mut facts in any_facts()) {
         for _ in 0..8 {
             let step = create_step(&facts);
             if matches!(step, CreateStep::Answer | CreateStep::Refuse(_)) {

@@ -273,7 +273,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
 
     #[test]
-    fn no_data_is_lost_and_nothing_is_left_in_any_order(
+    fn no_data_is_lost_and_no_object_is_left_in_any_order_of_events(
         volumes in 1..3_usize,
         quiesce in select(vec![Quiesce::Wait, Quiesce::Evict]),
         policy in select(vec![ReclaimPolicy::Delete, ReclaimPolicy::Retain]),
@@ -320,7 +320,7 @@ fn visited(mut world: World, begins: usize) -> World {
 }
 
 #[test]
-fn no_pod_writes_unseen_to_a_remote_source_that_is_gated_there() {
+fn no_write_of_a_pod_to_a_gated_remote_source_is_missed() {
     let remote = || World::new(1, Quiesce::Evict, ReclaimPolicy::Delete).remote();
     for begins in 0..80 {
         let world = visited(remote(), begins);
@@ -404,7 +404,7 @@ fn a_source_that_was_retained_before_the_gate_gets_its_policy_back_when_it_is_re
 
 /// A gate in the remote cluster that another client opens does not count any more.
 #[test]
-fn a_gate_there_that_is_opened_is_closed_again_before_the_commit() {
+fn a_remote_gate_opened_by_others_is_closed_again_before_the_commit() {
     let mut world = World::new(1, Quiesce::Evict, ReclaimPolicy::Delete).remote();
     for _ in 0..80 {
         if matches!(world.mv.as_ref().unwrap().stage, Stage::Verifying(_)) {
@@ -434,7 +434,7 @@ fn a_gate_there_that_is_opened_is_closed_again_before_the_commit() {
 
 /// A pod that started after the mover, on its node, is deleted by force, and its container still writes.
 #[test]
-fn what_writes_on_without_a_pod_is_waited_for_on_the_node_of_the_mover() {
+fn a_container_that_outlives_its_pod_on_the_node_of_the_mover_is_waited_for() {
     let mut world = World::new(1, Quiesce::Evict, ReclaimPolicy::Delete);
     let until = |world: &mut World, is_there: fn(&World) -> bool| {
         for _ in 0..50 {

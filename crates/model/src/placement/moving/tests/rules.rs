@@ -27,7 +27,7 @@ fn compared(gate: GateNumber) -> Live<Copied> {
 }
 
 #[test]
-fn rule_1_gates_are_numbered_and_going_back_is_written_first() {
+fn rule_1_gates_are_numbered_and_a_rollback_is_recorded_first() {
     let second = GATE.next();
     // The number is in the status before anything is gated, and was never used before.
     assert_eq!(
@@ -124,7 +124,7 @@ fn a_target_that_is_too_small_is_refused_at_once() {
 }
 
 #[test]
-fn rule_1_users_that_come_back_are_a_new_gate() {
+fn rule_1_users_that_return_require_a_new_gate() {
     for stage in [Stage::Finishing(GATE), Stage::Verifying(GATE)] {
         let used = gated(GATE)
             .with(|facts| facts.copied = compared(GATE))
@@ -148,7 +148,7 @@ fn rule_1_users_that_come_back_are_a_new_gate() {
 }
 
 #[test]
-fn rule_2_a_volume_that_is_deleted_is_not_gated_and_is_made_again_on_the_way_back() {
+fn rule_2_a_deleted_pv_is_not_gated_and_is_recreated_by_a_rollback() {
     let gating = of(Stage::Gating(GATE));
     let going = prepared().volume(|volume| volume.deleting = true);
     assert_eq!(
@@ -201,7 +201,7 @@ fn rule_2_a_volume_that_is_deleted_is_not_gated_and_is_made_again_on_the_way_bac
 }
 
 #[test]
-fn rule_3_a_move_is_held_by_its_finalizer_from_the_first_row_to_the_last() {
+fn rule_3_a_move_has_its_finalizer_from_the_first_to_the_last_step() {
     let mut new = of(Stage::Checking);
     new.finalizer = false;
     assert_eq!(enters(&new, &idle()), Some(StatusChange::AddFinalizer));
@@ -422,7 +422,7 @@ fn rule_5_a_claim_deleted_while_gated_leaves_both_copies() {
 }
 
 #[test]
-fn rule_5_claims_that_go_with_their_pods_are_not_waited_for() {
+fn rule_5_a_move_does_not_wait_for_pods_whose_claim_is_deleted_with_them() {
     let mut waits = of(Stage::Copying { last: None });
     waits.requested.quiesce = Quiesce::Wait;
     let goes = prepared().with(|facts| {
@@ -511,7 +511,7 @@ fn rule_6_a_handle_of_another_epoch_reaches_no_data() {
 }
 
 #[test]
-fn rule_6_only_the_mover_attaches_what_is_moving() {
+fn rule_6_only_the_mover_attaches_a_volume_that_is_being_moved() {
     let source = AttachFacts {
         source: Some(moving(GATE)),
         ..beside()
@@ -612,7 +612,7 @@ fn rule_7_drained_means_no_pod_with_a_node_no_attachment_and_no_volume_in_use() 
 
 /// Kubernetes sees the mover that runs together with the pods as another pod with the same volume.
 #[test]
-fn a_mover_leaves_with_the_last_user() {
+fn the_source_mover_is_removed_when_no_pod_is_left() {
     let with = |pods: Vec<UserPod>, attached, helpers| {
         gated(GATE).with(|facts| {
             facts.source_helpers = Live::Known(helpers);
@@ -693,7 +693,7 @@ fn rule_8_a_gated_volume_is_not_deleted_for_its_claim_that_seems_gone() {
 }
 
 #[test]
-fn rule_9_the_policy_before_the_gate_is_the_users() {
+fn rule_9_the_policy_before_the_gate_counts_as_that_of_the_user() {
     use ReclaimPolicy::{Delete, Retain};
     let gated_mark = VolumeMark::Gated(note(GATE));
     assert_eq!(policy_wanted(Retain, Some(&gated_mark)), Delete);
@@ -719,7 +719,7 @@ fn rule_9_the_policy_before_the_gate_is_the_users() {
 }
 
 #[test]
-fn rule_9_loops_keep_off_what_is_a_moves() {
+fn rule_9_other_controllers_leave_twins_of_a_move_alone() {
     let left_alone = |target: Option<TargetMark>, source: Option<SourceMark>, exists: bool| {
         is_left_alone(&Ok(TwinMarks { target, source }), |by| exists && *by == uid())
     };
@@ -746,7 +746,7 @@ fn rule_9_loops_keep_off_what_is_a_moves() {
 }
 
 #[test]
-fn rule_10_nothing_is_gated_while_it_changes_and_nothing_changes_while_it_is_locked() {
+fn rule_10_changing_volumes_are_not_gated_and_locked_ones_are_not_changed() {
     assert_eq!(
         step(&of(Stage::Copying { last: None }), &prepared().changing()),
         ClaimDecision::Await(Waiting::Changing)

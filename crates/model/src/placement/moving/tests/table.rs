@@ -23,7 +23,7 @@ fn copied(change: impl FnOnce(&mut Copied)) -> ClaimFacts {
 /// Each entry: the stage, the facts, and the decision.
 #[test]
 #[allow(clippy::too_many_lines, reason = "it is the table of the protocol")]
-fn one_step_after_the_other() {
+fn steps_are_taken_in_order() {
     use ClaimDecision::Reached;
     let copying = Stage::Copying { last: None };
     let rows = vec![
@@ -314,7 +314,7 @@ fn unlock(facts: &mut ClaimFacts) {
 }
 
 #[test]
-fn one_stage_after_the_other() {
+fn stages_are_entered_in_order() {
     let second = GATE.next();
     let verified = copied(|copied| copied.compared = Some((GATE, Roots::Equal)));
     for (stage, facts, expected) in [
@@ -384,7 +384,7 @@ fn one_stage_after_the_other() {
 }
 
 #[test]
-fn on_the_way_back_the_policy_comes_last() {
+fn a_rollback_restores_the_policy_last() {
     let way = of(back(RollbackTo::Copying));
     let unmarked_source = gated(GATE).source(unmarked(GATE));
     let named = unmarked_source
@@ -459,7 +459,7 @@ fn a_claim_is_unlocked_before_late_gates_of_its_remote_source_are_refused() {
 }
 
 #[test]
-fn what_was_made_goes_when_the_users_have_their_volume() {
+fn a_rollback_removes_movers_and_target_after_the_volume_is_usable_again() {
     let way = of(back(RollbackTo::Start));
     let reopened = prepared()
         .volume(|volume| volume.mark = Some(given_back(GATE)))
@@ -528,7 +528,7 @@ fn a_cancel_or_a_deletion_counts_until_the_commit() {
 }
 
 #[test]
-fn what_lasts_too_long_is_undone_and_tried_again() {
+fn overdue_stages_are_rolled_back_and_retried() {
     for (stage, facts, why) in [
         (
             Stage::Gating(GATE),
@@ -567,7 +567,7 @@ fn what_lasts_too_long_is_undone_and_tried_again() {
 }
 
 #[test]
-fn what_is_complete_is_committed_however_late() {
+fn a_verified_copy_is_committed_even_if_it_is_overdue() {
     let mut late = of(Stage::Verifying(GATE));
     late.overdue.downtime = true;
     let verified = copied(|copied| copied.compared = Some((GATE, Roots::Equal)));
@@ -575,7 +575,7 @@ fn what_is_complete_is_committed_however_late() {
 }
 
 #[test]
-fn a_target_that_is_gone_costs_nothing_before_the_commit_and_the_source_stays_after_it() {
+fn a_lost_target_is_rolled_back_before_the_commit_and_keeps_the_source_after_it() {
     let gone = |facts: ClaimFacts| facts.with(|facts| facts.target = Live::Known(TargetTwin::Gone));
     for stage in [Stage::Finishing(GATE), Stage::Verifying(GATE)] {
         assert_eq!(
@@ -691,7 +691,7 @@ fn a_pause_counts_only_while_no_gate_is_closed() {
 }
 
 #[test]
-fn without_a_wish_nothing_is_cut_over_and_with_obstacles_nothing_begins() {
+fn a_cut_over_needs_a_request_and_a_start_needs_no_obstacles() {
     let mut ready = of(Stage::Copying { last: None });
     ready.requested.cutover = false;
     let waits = MoveStep::Wait(vec![(0, Waiting::CutOver)]);
@@ -715,7 +715,7 @@ fn without_a_wish_nothing_is_cut_over_and_with_obstacles_nothing_begins() {
 }
 
 #[test]
-fn what_others_have_or_made_is_left_to_them() {
+fn locks_targets_and_volumes_of_others_are_left_alone() {
     let theirs = |counts| {
         idle().with(|facts| {
             if let ClaimNow::Exists { lock, .. } = &mut facts.claim {

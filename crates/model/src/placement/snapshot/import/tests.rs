@@ -112,7 +112,7 @@ fn nothing_is_deleted_before_the_data_is_retained_and_the_twin_ready() {
 }
 
 #[test]
-fn once_the_old_object_is_gone_it_goes_on_to_the_end() {
+fn an_import_is_completed_once_the_old_snapshot_is_deleted() {
     let of = |user, user_content| {
         snapshot_import_step(&SnapshotImportFacts {
             user,
@@ -161,7 +161,7 @@ fn once_the_old_object_is_gone_it_goes_on_to_the_end() {
 }
 
 #[test]
-fn a_content_that_goes_takes_nothing_else_with_it() {
+fn an_import_is_refused_while_its_content_is_being_deleted() {
     let dying = UserSnapshot::Old {
         deleting: true,
         touched: false,
@@ -204,7 +204,7 @@ fn a_content_that_goes_takes_nothing_else_with_it() {
 }
 
 #[test]
-fn a_content_that_is_not_its_own_is_named() {
+fn a_content_not_created_by_the_import_is_refused_by_name() {
     for content in [
         ImportedContent::Foreign("second".into()),
         ImportedContent::Outlived("second".into()),
@@ -227,7 +227,7 @@ fn a_content_that_is_not_its_own_is_named() {
 }
 
 #[test]
-fn what_was_undone_is_not_begun_again() {
+fn an_undone_import_is_not_resumed() {
     let facts = SnapshotImportFacts {
         recorded: false,
         ..begun()
@@ -241,7 +241,7 @@ fn what_was_undone_is_not_begun_again() {
 }
 
 #[test]
-fn what_speaks_against_it_is_told_at_once() {
+fn all_obstacles_to_a_snapshot_import_are_reported_at_once() {
     let obstacles = vec![SnapshotObstacle::NotReady, SnapshotObstacle::InUse("copy".into())];
     for recorded in [false, true] {
         let facts = SnapshotImportFacts {
@@ -258,7 +258,7 @@ fn what_speaks_against_it_is_told_at_once() {
 }
 
 #[test]
-fn an_undo_first_stops_whoever_would_delete() {
+fn an_undo_first_touches_the_snapshot_so_that_no_import_deletes_it() {
     assert_eq!(snapshot_undo_step(&begun()), SnapshotUndoStep::Touch);
     let of = |twin, content, recorded| {
         snapshot_undo_step(&SnapshotImportFacts {
@@ -305,7 +305,7 @@ fn an_undo_first_stops_whoever_would_delete() {
 }
 
 #[test]
-fn an_undo_deletes_only_what_is_seen_to_be_retained() {
+fn an_undo_deletes_nothing_before_its_data_is_retained() {
     let touched = SnapshotImportFacts {
         user: TOUCHED,
         ..begun()
@@ -338,7 +338,7 @@ fn an_undo_deletes_only_what_is_seen_to_be_retained() {
 }
 
 #[test]
-fn an_undo_keeps_everything_while_the_content_of_before_goes() {
+fn an_undo_deletes_nothing_while_the_original_content_is_being_deleted() {
     let keeps = || SnapshotUndoStep::Refuse(SnapshotUndoRefusal::DataLeaving(Box::new(data())));
     let dying = UserSnapshot::Old {
         deleting: true,
@@ -402,7 +402,7 @@ fn an_undo_keeps_everything_while_the_content_of_before_goes() {
 }
 
 #[test]
-fn where_nothing_is_left_of_an_import_the_undo_tells_what_is_gone() {
+fn an_undo_without_traces_of_an_import_reports_what_is_missing() {
     let of = |user, leaving| {
         snapshot_undo_step(&SnapshotImportFacts {
             recorded: false,
@@ -423,7 +423,7 @@ fn where_nothing_is_left_of_an_import_the_undo_tells_what_is_gone() {
 }
 
 #[test]
-fn what_is_not_accepted_is_taken_back_as_long_as_that_can_be() {
+fn a_refused_object_rolls_an_import_back_while_that_is_possible() {
     let of = |user, leaving| {
         snapshot_import_step(&SnapshotImportFacts {
             user,
@@ -448,7 +448,7 @@ fn what_is_not_accepted_is_taken_back_as_long_as_that_can_be() {
 }
 
 #[test]
-fn what_was_made_after_an_undo_is_taken_back_by_the_next() {
+fn objects_created_after_an_undo_are_removed_by_the_next_undo() {
     for (twin, content) in [
         (ImportedTwin::Absent, ImportedContent::Sound),
         (ImportedTwin::Ready, ImportedContent::Sound),
@@ -465,7 +465,7 @@ fn what_was_made_after_an_undo_is_taken_back_by_the_next() {
 }
 
 #[test]
-fn what_was_deleted_cannot_be_undone() {
+fn an_undo_is_refused_after_the_old_snapshot_was_deleted() {
     let too_late = SnapshotUndoStep::Refuse(SnapshotUndoRefusal::TooLate);
     for user in [
         UserSnapshot::Absent,
