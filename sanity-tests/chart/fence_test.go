@@ -21,7 +21,7 @@ func TestFabricIsHeldToItsNodesAndTheirPods(t *testing.T) {
 		"fabric-pods":      {"pods", "pods/status", "pods/ephemeralcontainers", "pods/resize"},
 		"fabric-nodes":     {"nodes", "nodes/status"},
 		"fabric-leases":    {"leases"},
-		"fabric-wishes":    {"remoteclusters", "namespaceoffloadings"},
+		"fabric-specs":     {"remoteclusters", "namespaceoffloadings"},
 		"fabric-evictions": {"pods/eviction"},
 	} {
 		name += ".storage.liqo.io"

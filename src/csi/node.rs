@@ -58,11 +58,11 @@ impl node_server::Node for Node {
         &self,
         request: Request<wire::NodeStageVolumeRequest>,
     ) -> Result<Response<wire::NodeStageVolumeResponse>, Status> {
-        let wish = parse::stage(request.into_inner())?;
+        let parsed = parse::stage(request.into_inner())?;
         let volumes = self.volumes.clone();
-        let id = wish.volume_id.clone();
+        let id = parsed.volume_id.clone();
         self.work
-            .run(&id, async move { volumes.stage(wish).await })
+            .run(&id, async move { volumes.stage(parsed).await })
             .await?;
         Ok(Response::new(wire::NodeStageVolumeResponse {}))
     }
@@ -71,11 +71,11 @@ impl node_server::Node for Node {
         &self,
         request: Request<wire::NodeUnstageVolumeRequest>,
     ) -> Result<Response<wire::NodeUnstageVolumeResponse>, Status> {
-        let wish = parse::unstage(request.into_inner())?;
+        let parsed = parse::unstage(request.into_inner())?;
         let volumes = self.volumes.clone();
-        let id = wish.volume_id.clone();
+        let id = parsed.volume_id.clone();
         self.work
-            .run(&id, async move { volumes.unstage(wish).await })
+            .run(&id, async move { volumes.unstage(parsed).await })
             .await?;
         Ok(Response::new(wire::NodeUnstageVolumeResponse {}))
     }
@@ -84,11 +84,11 @@ impl node_server::Node for Node {
         &self,
         request: Request<wire::NodePublishVolumeRequest>,
     ) -> Result<Response<wire::NodePublishVolumeResponse>, Status> {
-        let wish = parse::publish(request.into_inner())?;
+        let parsed = parse::publish(request.into_inner())?;
         let volumes = self.volumes.clone();
-        let id = wish.stage.volume_id.clone();
+        let id = parsed.stage.volume_id.clone();
         self.work
-            .run(&id, async move { volumes.publish(wish).await })
+            .run(&id, async move { volumes.publish(parsed).await })
             .await?;
         Ok(Response::new(wire::NodePublishVolumeResponse {}))
     }
@@ -97,11 +97,11 @@ impl node_server::Node for Node {
         &self,
         request: Request<wire::NodeUnpublishVolumeRequest>,
     ) -> Result<Response<wire::NodeUnpublishVolumeResponse>, Status> {
-        let wish = parse::unpublish(request.into_inner())?;
+        let parsed = parse::unpublish(request.into_inner())?;
         let volumes = self.volumes.clone();
-        let id = wish.volume_id.clone();
+        let id = parsed.volume_id.clone();
         self.work
-            .run(&id, async move { volumes.unpublish(wish).await })
+            .run(&id, async move { volumes.unpublish(parsed).await })
             .await?;
         Ok(Response::new(wire::NodeUnpublishVolumeResponse {}))
     }

@@ -151,7 +151,7 @@ pub async fn drive<R: Rounds>(mut rounds: R, metrics: &LoopMetrics) {
                 trouble.is_over();
                 let at_most = [rounds.grace(), rounds.due()].into_iter().flatten().min();
                 let at_most = at_most.unwrap_or(R::RESYNC);
-                rest(
+                wait_for_trigger(
                     &mut triggers,
                     at_most.clamp(MIN_ROUND_PAUSE, R::RESYNC),
                     R::GATHER,
@@ -168,14 +168,14 @@ pub async fn drive<R: Rounds>(mut rounds: R, metrics: &LoopMetrics) {
                 }
                 // Not at once, because the round itself may cause the changes.
                 time::sleep(FIRST_PAUSE).await;
-                rest(&mut triggers, pause, R::GATHER).await;
+                wait_for_trigger(&mut triggers, pause, R::GATHER).await;
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }
         }
     }
 }
 
-async fn rest(triggers: &mut [watch::Receiver<u64>], at_most: Duration, gather: Duration) {
+async fn wait_for_trigger(triggers: &mut [watch::Receiver<u64>], at_most: Duration, gather: Duration) {
     if triggers.is_empty() {
         time::sleep(at_most).await;
         return;

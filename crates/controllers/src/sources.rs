@@ -247,7 +247,9 @@ impl<'a> Sources<'a> {
             name,
             uid: claim.uid().unwrap_or_default(),
         };
-        self.events.tell(&mark, Weight::Normal, "NodeSelected", why).await;
+        self.events
+            .publish(&mark, Weight::Normal, "NodeSelected", why)
+            .await;
         Ok(Outcome::Selected)
     }
 

@@ -15,7 +15,7 @@ use crate::{
     placement::{
         AvailableCapacity, BindingMode, Capacity, Class, ClassContext, ClassMap, KnownClasses,
         NO_PROVISIONER, NoClass, Published, RealDriver, ReclaimPolicy, StaticVolume, capacity_in,
-        choose_class, publish, served, wishes,
+        choose_class, possible_inputs, publish, served,
     },
     topology::{Node, Segments},
     volume::{ClusterId, DRIVER_NAME, Refused},
@@ -243,8 +243,8 @@ fn possible<'a>(
     cluster: &ClusterId,
 ) -> Vec<&'a Class> {
     let known = KnownClasses::Listed(classes);
-    wishes(class, allowed, map, one_namespace)
-        .filter_map(|wishes| choose_class(&wishes, known, cluster).ok())
+    possible_inputs(class, allowed, map, one_namespace)
+        .filter_map(|inputs| choose_class(&inputs, known, cluster).ok())
         .filter_map(|chosen| classes.iter().find(|class| class.name == chosen.name()))
         .collect()
 }

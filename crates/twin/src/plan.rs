@@ -14,7 +14,7 @@ use super::{
 use crate::{
     cluster::{ApiError, Cluster},
     placement::{
-        Asked, BindingMode, ChosenClass, Class, KnownClasses, Target, TwinRequest, Wishes, choose_class,
+        Asked, BindingMode, ChosenClass, Class, ClassInputs, KnownClasses, Target, TwinRequest, choose_class,
     },
     topology::{CLUSTER_KEY, Node},
     volume::mark,
@@ -31,7 +31,7 @@ pub(super) async fn plan(
     }
     let home = site.home();
     let classes = classes(home);
-    let wishes = Wishes {
+    let inputs = ClassInputs {
         annotation: observation
             .claim
             .as_ref()
@@ -41,7 +41,7 @@ pub(super) async fn plan(
         mapping: None,
         one_namespace: !request.spec.parameters.shared_namespace,
     };
-    let chosen = choose_class(&wishes, KnownClasses::Listed(&classes), home.id())?;
+    let chosen = choose_class(&inputs, KnownClasses::Listed(&classes), home.id())?;
     let ChosenClass::Known(class) = chosen else {
         return Ok(Plan::Make(Planned {
             class: chosen.name().to_owned(),

@@ -6,7 +6,9 @@ use kube::ResourceExt;
 use super::{CreateRequest, Policy, Site, mirrored, reading};
 use crate::{
     fleet::Remote,
-    placement::{Asked, BindingMode, ChosenClass, Class, ClassError, KnownClasses, Wishes, choose_class},
+    placement::{
+        Asked, BindingMode, ChosenClass, Class, ClassError, ClassInputs, KnownClasses, choose_class,
+    },
     volume::{BindingPolicy, mark},
 };
 
@@ -41,7 +43,7 @@ pub fn choose<'a>(
 ) -> Result<ChosenClass<'a>, ClassError> {
     let virtual_class = claim.and_then(reading::class_name);
     let mapped = virtual_class.and_then(|name| remote.classes.mapping.get(name));
-    let wishes = Wishes {
+    let inputs = ClassInputs {
         annotation: claim
             .and_then(|claim| Asked::read(claim.annotations(), &[mark::REAL_CLASS, mark::LIQO_REAL_CLASS])),
         allowed: &policy.allowed_classes,
@@ -49,5 +51,5 @@ pub fn choose<'a>(
         mapping: remote.classes.real(virtual_class),
         one_namespace: false,
     };
-    choose_class(&wishes, known, &remote.id)
+    choose_class(&inputs, known, &remote.id)
 }

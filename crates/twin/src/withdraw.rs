@@ -28,7 +28,7 @@ pub async fn withdraw(
     twin: &PersistentVolumeClaim,
     deadline: Instant,
 ) -> Result<bool, CreateError> {
-    match free_reserved(cluster, &twin.name_any()).await {
+    match release_reserved(cluster, &twin.name_any()).await {
         Err(error) if error.is_conflict() => return Ok(false),
         other => other?,
     }
@@ -90,7 +90,7 @@ pub(super) async fn wait_until_deleted(
 }
 
 /// Clears the reservations of static PVs for a twin that were never bound.
-pub async fn free_reserved(cluster: &Cluster, twin: &str) -> Result<(), ApiError> {
+pub async fn release_reserved(cluster: &Cluster, twin: &str) -> Result<(), ApiError> {
     for seen in cluster.views().volumes.of_twin(twin) {
         clear_claim_ref(cluster, &seen.name, twin).await?;
     }

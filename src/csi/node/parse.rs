@@ -212,11 +212,11 @@ mod tests {
 
     #[test]
     fn a_valid_publish_request_is_parsed() {
-        let wish = publish(request(ID)).unwrap();
-        assert_eq!(wish.target, Path::new("/pods/mount"));
-        assert_eq!(wish.stage.staging.as_os_str(), "/staging");
-        assert_eq!(wish.stage.access.mode, AccessMode::SingleNodeMultiWriter);
-        assert!(wish.read_only);
+        let parsed = publish(request(ID)).unwrap();
+        assert_eq!(parsed.target, Path::new("/pods/mount"));
+        assert_eq!(parsed.stage.staging.as_os_str(), "/staging");
+        assert_eq!(parsed.stage.access.mode, AccessMode::SingleNodeMultiWriter);
+        assert!(parsed.read_only);
     }
 
     #[test]

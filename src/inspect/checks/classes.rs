@@ -10,7 +10,7 @@ use crate::{
     cluster::facts,
     inspect::cases,
     placement::{
-        BindingMode, Class, ClassError, Expands, KnownClasses, Wishes, choose_class, expanding, is_loop,
+        BindingMode, Class, ClassError, ClassInputs, Expands, KnownClasses, choose_class, expanding, is_loop,
     },
     topology::{CLUSTER_KEY, NODE_KEY},
     volume::{ClusterId, DRIVER_NAME, Parameters},
@@ -58,7 +58,7 @@ pub(super) fn title(class: &StorageClass) -> String {
 /// The real class of a claim that does not choose one.
 fn choose(installation: &Installation, class: &StorageClass) -> Option<Result<String, ClassError>> {
     let classes: Vec<Class> = installation.storage.classes.iter().map(facts::class).collect();
-    let wishes = Wishes {
+    let inputs = ClassInputs {
         annotation: None,
         allowed: &BTreeSet::new(),
         parameter: parameter(class, Parameters::REAL_CLASS),
@@ -70,7 +70,7 @@ fn choose(installation: &Installation, class: &StorageClass) -> Option<Result<St
         .home
         .clone()
         .or_else(|| "unknown".parse().ok())?;
-    let chosen = choose_class(&wishes, KnownClasses::Listed(&classes), &home);
+    let chosen = choose_class(&inputs, KnownClasses::Listed(&classes), &home);
     Some(chosen.map(|chosen| chosen.name().to_owned()))
 }
 

@@ -81,11 +81,11 @@ impl Events {
 
     /// Writes a warning on a claim. Never fails: errors are logged. Returns whether it was written.
     pub async fn warn(&self, claim: &ClaimMark, reason: &str, note: &str) -> bool {
-        self.tell(claim, Weight::Warning, reason, note).await
+        self.publish(claim, Weight::Warning, reason, note).await
     }
 
     /// Writes an event on a claim. Never fails: errors are logged. Returns whether it was written.
-    pub async fn tell(&self, claim: &ClaimMark, weight: Weight, reason: &str, note: &str) -> bool {
+    pub async fn publish(&self, claim: &ClaimMark, weight: Weight, reason: &str, note: &str) -> bool {
         let about = ObjectReference {
             api_version: Some("v1".to_owned()),
             kind: Some("PersistentVolumeClaim".to_owned()),
@@ -110,7 +110,7 @@ impl Events {
     }
 
     /// Writes an event on a `VolumeMove`. Never fails: errors are logged.
-    pub async fn tell_move(&self, of: &VolumeMove, weight: Weight, reason: &str, note: &str) {
+    pub async fn publish_on_move(&self, of: &VolumeMove, weight: Weight, reason: &str, note: &str) {
         let about = ObjectReference {
             api_version: Some(VolumeMove::api_version(&()).into_owned()),
             kind: Some(VolumeMove::kind(&()).into_owned()),

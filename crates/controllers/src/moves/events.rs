@@ -26,9 +26,9 @@ pub(super) async fn emit_events(events: &Events, before: &VolumeMove, after: &Vo
             reason,
             "{note}"
         );
-        events.tell_move(after, weight, reason, &note).await;
+        events.publish_on_move(after, weight, reason, &note).await;
         for claim in claims(after) {
-            events.tell(&claim, weight, reason, &note).await;
+            events.publish(&claim, weight, reason, &note).await;
         }
     }
 }

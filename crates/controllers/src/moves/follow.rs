@@ -398,7 +398,7 @@ impl<'a, H: MoveHelpers> MoveLoop<'a, H> {
                      complete; delete .liqo-move-{by} in its root when its pods run"
                 );
                 let events = self.context.events;
-                events.tell_move(&seen.of, Weight::Warning, "MoveJournalLeft", &note).await;
+                events.publish_on_move(&seen.of, Weight::Warning, "MoveJournalLeft", &note).await;
             }
             match moved.apply(step).await? {
                 Applied::NotHandled => {}
@@ -498,7 +498,9 @@ impl<'a, H: MoveHelpers> MoveLoop<'a, H> {
         );
         if let Ok(Some(of)) = self.read().await {
             let events = self.context.events;
-            events.tell_move(&of, Weight::Warning, "MoveStalled", &why).await;
+            events
+                .publish_on_move(&of, Weight::Warning, "MoveStalled", &why)
+                .await;
         }
     }
 

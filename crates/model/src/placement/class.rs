@@ -101,7 +101,7 @@ pub enum KnownClasses<'a> {
 
 /// The inputs of the choice.
 #[derive(Clone, Copy, Debug)]
-pub struct Wishes<'a> {
+pub struct ClassInputs<'a> {
     /// The annotation of the claim that requests a class.
     pub annotation: Option<Asked<'a>>,
     /// The classes that annotations may request; an empty set means none.
@@ -244,25 +244,25 @@ pub enum ClassError {
 
 /// Chooses the real class of a twin in this cluster.
 pub fn choose_class<'a>(
-    wishes: &Wishes<'_>,
+    inputs: &ClassInputs<'_>,
     classes: KnownClasses<'a>,
     cluster: &ClusterId,
 ) -> Result<ChosenClass<'a>, ClassError> {
-    let asked = wishes
+    let asked = inputs
         .annotation
         .map(|asked| (asked.class, NamedBy::Annotation(asked.annotation)));
     if let Some((class, by)) = asked
-        && !wishes.allowed.contains(class)
+        && !inputs.allowed.contains(class)
     {
         return Err(ClassError::NotAllowed {
             class: class.to_owned(),
             by,
-            allowed: wishes.allowed.iter().cloned().collect(),
+            allowed: inputs.allowed.iter().cloned().collect(),
         });
     }
     let named = asked
-        .or_else(|| wishes.parameter.map(|name| (name, NamedBy::Parameter)))
-        .or_else(|| wishes.mapping.map(|name| (name, NamedBy::Mapping)));
+        .or_else(|| inputs.parameter.map(|name| (name, NamedBy::Parameter)))
+        .or_else(|| inputs.mapping.map(|name| (name, NamedBy::Mapping)));
 
     let chosen = match (named, classes) {
         (Some((name, by)), KnownClasses::Listed(classes)) => find(name, by, classes, cluster),
@@ -273,7 +273,7 @@ pub fn choose_class<'a>(
         }),
     }?;
     if let ChosenClass::Known(class) = chosen {
-        check_isolation(class, wishes.one_namespace, cluster)?;
+        check_isolation(class, inputs.one_namespace, cluster)?;
     }
     Ok(chosen)
 }

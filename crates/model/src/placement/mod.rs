@@ -35,7 +35,7 @@ pub use adopt::{
 pub use attach_limit::{AttachedVolume, attach_limit};
 pub use capacity::{AvailableCapacity, Published, capacity_in, publish};
 pub use class::{
-    AllowedTopology, Asked, BindingMode, ChosenClass, Class, ClassError, KnownClasses, NamedBy, Wishes,
+    AllowedTopology, Asked, BindingMode, ChosenClass, Class, ClassError, ClassInputs, KnownClasses, NamedBy,
     choose_class, is_loop,
 };
 pub use consumer::{Consumer, Taint, Toleration};
@@ -58,7 +58,7 @@ pub use offload::{
     Adjustments, Behind, ClassMap, CopiedClaims, Declared, Fabric, Mapped, Namespaces, NodeRule, Unmapped,
     access_modes, behind,
 };
-pub use possible::{NoClass, served, ways_out, wishes};
+pub use possible::{NoClass, possible_inputs, served, ways_out};
 pub use reclaim::{PolicyFacts, PolicyStep, policy_step};
 pub use snapshot::{
     ImportedContent, ImportedTwin, KnownSnapshotClasses, SnapshotClass, SnapshotClassError, SnapshotFacts,

@@ -3,17 +3,17 @@
 
 use std::collections::BTreeSet;
 
-use super::{Asked, Class, ClassError, ClassMap, Declared, KnownClasses, Wishes, choose_class};
+use super::{Asked, Class, ClassError, ClassInputs, ClassMap, Declared, KnownClasses, choose_class};
 use crate::volume::{ClusterId, Parameters, mark};
 
 /// Everything that claims of a virtual class may request, first that of a claim without an annotation.
-/// `one_namespace` is that of [`Wishes`].
-pub fn wishes<'a>(
+/// `one_namespace` is that of [`ClassInputs`].
+pub fn possible_inputs<'a>(
     class: &'a Class,
     allowed: &'a BTreeSet<String>,
     map: &'a ClassMap,
     one_namespace: bool,
-) -> impl Iterator<Item = Wishes<'a>> {
+) -> impl Iterator<Item = ClassInputs<'a>> {
     let mapped = map.mapping.contains_key(&class.name);
     let parameter = class.real_class().filter(|_| !mapped);
     let annotation = mark::REAL_CLASS;
@@ -21,7 +21,7 @@ pub fn wishes<'a>(
     [None]
         .into_iter()
         .chain(annotated.map(Some))
-        .map(move |annotation| Wishes {
+        .map(move |annotation| ClassInputs {
             annotation,
             allowed,
             parameter,
@@ -47,8 +47,8 @@ pub fn served(
     known: KnownClasses<'_>,
     cluster: &ClusterId,
 ) -> Result<(), NoClass> {
-    let mut chosen =
-        wishes(class, allowed, map, false).map(|wishes| choose_class(&wishes, known, cluster).map(|_| ()));
+    let mut chosen = possible_inputs(class, allowed, map, false)
+        .map(|inputs| choose_class(&inputs, known, cluster).map(|_| ()));
     match chosen.next() {
         Some(Err(error)) if chosen.any(|other| other.is_ok()) => Err(NoClass::Unnamed(error)),
         Some(Err(error)) => Err(NoClass::All(error)),

@@ -13,7 +13,7 @@ use super::{
 use crate::{
     observe::crash::{self, Step},
     placement::moving::{AsRead, Side},
-    twin::{Site, has_finalizer, restore_reclaim_policy, retain, withdraw::free_reserved},
+    twin::{Site, has_finalizer, restore_reclaim_policy, retain, withdraw::release_reserved},
     volume::{
         ReclaimPolicy,
         mark::{self, TWIN_FINALIZER},
@@ -43,7 +43,7 @@ impl MovedVolume {
         let Some((site, twin)) = self.exact_twin(Side::Target, at).await? else {
             return Ok(Applied::ChangedMeanwhile);
         };
-        match free_reserved(site.cluster(), site.name()).await {
+        match release_reserved(site.cluster(), site.name()).await {
             Err(error) if error.is_conflict() => return Ok(Applied::ChangedMeanwhile),
             other => other?,
         }

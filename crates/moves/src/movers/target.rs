@@ -14,8 +14,8 @@ use crate::{
     gate::{Applied, outcome},
     observe::crash::{self, Step},
     placement::{
-        Asked, BindingMode, ChosenClass, Class, KnownClasses, NO_PROVISIONER, Target, Wishes, access_modes,
-        choose_class, moving::Side,
+        Asked, BindingMode, ChosenClass, Class, ClassInputs, KnownClasses, NO_PROVISIONER, Target,
+        access_modes, choose_class, moving::Side,
     },
     twin::{
         CreateRequest, Policy, Site,
@@ -291,14 +291,14 @@ fn class_of<'a>(
     let as_new = if let Some(remote) = site.remote_cluster() {
         remote_class::choose(remote, policy, parameter, Some(&origin.claim), known)
     } else {
-        let wishes = Wishes {
+        let inputs = ClassInputs {
             annotation: Asked::read(origin.claim.annotations(), &[mark::REAL_CLASS]),
             allowed: &policy.allowed_classes,
             parameter,
             mapping: None,
             one_namespace,
         };
-        choose_class(&wishes, known, site.cluster().id())
+        choose_class(&inputs, known, site.cluster().id())
     };
     let Some(named) = of.storage_class.as_deref() else {
         return Ok(as_new?);
@@ -306,14 +306,14 @@ fn class_of<'a>(
     match as_new {
         Ok(chosen) if chosen.name() == named => Ok(chosen),
         _ if policy.allowed_classes.contains(named) => {
-            let wishes = Wishes {
+            let inputs = ClassInputs {
                 annotation: None,
                 allowed: &policy.allowed_classes,
                 parameter: Some(named),
                 mapping: None,
                 one_namespace,
             };
-            Ok(choose_class(&wishes, known, site.cluster().id())?)
+            Ok(choose_class(&inputs, known, site.cluster().id())?)
         }
         _ => Err(TargetError::NotAllowed {
             class: named.to_owned(),

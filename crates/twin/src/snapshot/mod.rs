@@ -6,13 +6,13 @@ mod create;
 mod delete;
 mod errors;
 mod list;
-mod look_after;
 mod observation;
 mod record;
 mod retain;
 mod site;
 #[cfg(test)]
 mod tests;
+mod upkeep;
 
 pub use self::delete::CONTROLLER_SEES;
 pub use self::{
@@ -20,8 +20,8 @@ pub use self::{
     delete::delete_snapshot,
     errors::{CutError, SnapshotDeleteError, SnapshotReadError, SnapshotSiteError},
     list::{SnapshotFilter, find_snapshot, list_snapshots, living_twins},
-    look_after::{SnapshotHealth, check_snapshot},
     record::source_affinity,
+    upkeep::{SnapshotHealth, check_snapshot},
 };
 pub(super) use self::{
     observation::{contents_with_id, user_content},

@@ -556,13 +556,13 @@ async fn a_retained_pv_of_a_deleted_volume_may_be_deleted() {
 async fn retain_is_applied_when_rights_or_the_policy_come_later() {
     let mut both = Both::bound().await;
     let policy = |both: &Both| both.policy().clone();
-    let wish = |both: &Both, policy: &str| {
+    let set_policy = |both: &Both, policy: &str| {
         both.home.change(&format!("{REALS}/pvc-{UID}-0"), |volume| {
             volume["spec"]["persistentVolumeReclaimPolicy"] = policy.into();
         });
     };
     both.round().await.unwrap();
-    wish(&both, "Retain");
+    set_policy(&both, "Retain");
     both.rights = Rights {
         volume_changes: false,
         ..Rights::ALL
@@ -576,7 +576,7 @@ async fn retain_is_applied_when_rights_or_the_policy_come_later() {
     both.round().await.unwrap();
     assert_eq!(both.there.writes(), writes);
 
-    wish(&both, "Delete");
+    set_policy(&both, "Delete");
     both.round().await.unwrap();
     assert_eq!(
         policy(&both),

@@ -43,12 +43,12 @@ async fn the_policy_is_restored_when_the_users_claim_is_bound() {
 async fn a_retain_policy_of_the_user_is_applied_and_can_be_reverted() {
     let api = FakeApi::start().await;
     imported(&api);
-    wish(&api, VOLUME, "Retain");
+    set_policy(&api, VOLUME, "Retain");
     round(&api).await.unwrap();
     assert!(is_settled(&api));
     assert_eq!(policy(&api, REAL), "Retain");
     assert_eq!(annotation(&api, REAL, mark::POLICY_BEFORE), "Delete");
-    wish(&api, VOLUME, "Delete");
+    set_policy(&api, VOLUME, "Delete");
     round(&api).await.unwrap();
     assert_eq!(policy(&api, REAL), "Delete");
 }

@@ -218,7 +218,7 @@ async fn a_changed_volume_is_read_live_before_it_is_retained() {
         if twin_goes {
             delete(&api, TWIN);
         } else {
-            wish(&api, VOLUME, "Retain");
+            set_policy(&api, VOLUME, "Retain");
         }
         // More often than the loop reads it again at once.
         settles(&api, if twin_goes { 3 } else { 1 });
@@ -256,7 +256,7 @@ async fn a_recovery_retries_at_once_after_a_conflict() {
     assert_eq!(real["spec"]["claimRef"]["uid"], twin["metadata"]["uid"]);
 }
 
-fn wish(api: &FakeApi, volume: &str, policy: &str) {
+fn set_policy(api: &FakeApi, volume: &str, policy: &str) {
     api.change(volume, |volume| {
         volume["spec"]["persistentVolumeReclaimPolicy"] = policy.into();
     });
@@ -266,12 +266,12 @@ fn wish(api: &FakeApi, volume: &str, policy: &str) {
 async fn reverting_retain_reverts_it_on_the_twins_volume() {
     let api = FakeApi::start().await;
     world(&api);
-    wish(&api, VOLUME, "Retain");
+    set_policy(&api, VOLUME, "Retain");
     round(&api).await.unwrap();
     assert_eq!(policy(&api, REAL), "Retain");
     // Another client changes it at the same time.
     api.fault(Fault::new("PATCH", REAL, Act::Refuse(409)).times(1));
-    wish(&api, VOLUME, "Delete");
+    set_policy(&api, VOLUME, "Delete");
     round(&api).await.unwrap();
     assert_eq!(policy(&api, REAL), "Retain");
     round(&api).await.unwrap();
@@ -285,10 +285,10 @@ async fn reverting_retain_reverts_it_on_the_twins_volume() {
 async fn a_retain_policy_set_by_others_is_not_reverted() {
     let api = FakeApi::start().await;
     world(&api);
-    wish(&api, REAL, "Retain");
-    wish(&api, VOLUME, "Retain");
+    set_policy(&api, REAL, "Retain");
+    set_policy(&api, VOLUME, "Retain");
     round(&api).await.unwrap();
-    wish(&api, VOLUME, "Delete");
+    set_policy(&api, VOLUME, "Delete");
     round(&api).await.unwrap();
     assert_eq!(policy(&api, REAL), "Retain");
     assert_eq!(api.writes(), 1, "but for the condition of the claim");
@@ -329,7 +329,7 @@ async fn a_second_pv_of_the_same_data_is_maintained_if_only_it_has_a_claim() {
     second["spec"]["claimRef"] = json!({"namespace": "shop", "name": "rescued", "uid": "another"});
     api.put("/api/v1/persistentvolumes/second", second);
     api.remove(CLAIM);
-    wish(&api, VOLUME, "Retain");
+    set_policy(&api, VOLUME, "Retain");
     api.change(VOLUME, |volume| volume["status"]["phase"] = "Released".into());
     let mut reports = None;
     round_after(&api, &mut reports).await.unwrap();
@@ -352,7 +352,7 @@ async fn a_recovery_keeps_the_replaced_policy() {
     let api = FakeApi::start().await;
     world(&api);
     let mut reports = None;
-    wish(&api, VOLUME, "Retain");
+    set_policy(&api, VOLUME, "Retain");
     round_after(&api, &mut reports).await.unwrap();
     delete(&api, TWIN);
     for _ in 0..3 {
@@ -360,7 +360,7 @@ async fn a_recovery_keeps_the_replaced_policy() {
         kubernetes_binds(&api);
     }
     assert_eq!(policy(&api, REAL), "Retain");
-    wish(&api, VOLUME, "Delete");
+    set_policy(&api, VOLUME, "Delete");
     round_after(&api, &mut reports).await.unwrap();
     assert_eq!(policy(&api, REAL), "Delete");
 }

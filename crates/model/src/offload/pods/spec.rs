@@ -199,7 +199,7 @@ pub fn remote_pod(home: &Value, marks: &RemoteMarks, settings: &RemoteSettings) 
     for field in ["containers", "initContainers"] {
         for container in array_mut(&mut remote, field) {
             keep_paths(container, home, &kept);
-            tell_account(container, spec);
+            fill_account_name(container, spec);
         }
     }
     remote.insert("affinity".into(), node_affinity(&home["spec"]));
@@ -307,7 +307,7 @@ pub(super) fn ephemeral_containers(home: &Value) -> Vec<Value> {
         .into_iter()
         .flatten();
     let carried = all.cloned().map(|mut container| {
-        tell_account(&mut container, spec);
+        fill_account_name(&mut container, spec);
         container
     });
     carried.collect()
@@ -423,7 +423,7 @@ fn array_mut<'a>(spec: &'a mut Map<String, Value>, field: &str) -> impl Iterator
 }
 
 /// Variables for the name of the service account get the one that the pod has at home.
-fn tell_account(container: &mut Value, spec: &Map<String, Value>) {
+fn fill_account_name(container: &mut Value, spec: &Map<String, Value>) {
     let Some(variables) = container["env"].as_array_mut() else {
         if let Some(container) = container.as_object_mut() {
             container.remove("env");

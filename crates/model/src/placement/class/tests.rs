@@ -37,7 +37,7 @@ fn choose(
 ) -> Result<String, ClassError> {
     let allowed = allowed.iter().map(|&name| name.to_owned()).collect();
     let [annotation, parameter, mapping] = named;
-    let wishes = Wishes {
+    let inputs = ClassInputs {
         annotation: annotation.map(|class| Asked {
             annotation: mark::REAL_CLASS,
             class,
@@ -47,7 +47,7 @@ fn choose(
         mapping,
         one_namespace: false,
     };
-    choose_class(&wishes, classes, &home()).map(|chosen| chosen.name().to_owned())
+    choose_class(&inputs, classes, &home()).map(|chosen| chosen.name().to_owned())
 }
 
 #[test]
@@ -182,7 +182,7 @@ fn classes_that_would_mix_the_volumes_of_users_are_refused() {
     };
     let allowed = BTreeSet::new();
     let choose = |class: &Class, one_namespace| {
-        let wishes = Wishes {
+        let inputs = ClassInputs {
             annotation: None,
             allowed: &allowed,
             parameter: None,
@@ -190,7 +190,7 @@ fn classes_that_would_mix_the_volumes_of_users_are_refused() {
             one_namespace,
         };
         let classes = [class.clone()];
-        choose_class(&wishes, KnownClasses::Listed(&classes), &home()).map(|_| ())
+        choose_class(&inputs, KnownClasses::Listed(&classes), &home()).map(|_| ())
     };
     let namespaced = template("by-namespace", "${.PVC.namespace}/${.PVC.name}");
     let message = choose(&namespaced, true).unwrap_err().to_string();

@@ -16,7 +16,7 @@ async fn in_use() -> World {
     world
 }
 
-async fn look_after(world: &World) -> SnapshotHealth {
+async fn upkeep(world: &World) -> SnapshotHealth {
     let id = SnapshotId::new("home".parse().unwrap(), None, world.request.key.clone());
     let content = format!("snapcontent-{SNAPSHOT}");
     check_snapshot(&world.home, &Registry::default(), &content, &id)
@@ -56,7 +56,7 @@ async fn data_of_a_snapshot_in_use_is_retained_and_its_content_recorded() {
     assert_eq!(noted(&world, mark::REAL_CONTENT), "real");
     let writes = world.api.writes();
     world.cut().await.unwrap();
-    assert_eq!(look_after(&world).await, well(&world));
+    assert_eq!(upkeep(&world).await, well(&world));
     assert_eq!(world.api.writes(), writes);
 }
 
@@ -67,7 +67,7 @@ async fn an_older_snapshot_is_retained_later() {
         content["status"] = json!({"snapshotHandle": format!("s1:home::{SNAPSHOT}")});
     });
     assert_eq!(policy(&world), "Delete");
-    assert_eq!(look_after(&world).await, well(&world));
+    assert_eq!(upkeep(&world).await, well(&world));
     assert_eq!(policy(&world), "Retain");
     assert_eq!(noted(&world, mark::REAL_CONTENT), "real");
 }
@@ -84,7 +84,7 @@ async fn a_snapshot_deleted_by_its_user_is_not_retained_again() {
         real["spec"]["deletionPolicy"] = "Delete".into();
         real["metadata"]["annotations"] = json!({});
     });
-    assert_eq!(look_after(&world).await, SnapshotHealth::Unused);
+    assert_eq!(upkeep(&world).await, SnapshotHealth::Unused);
     // csi-snapshotter calls once more, because it was not ready.
     world.cut().await.unwrap();
     assert_eq!(policy(&world), "Delete");
@@ -102,14 +102,14 @@ async fn a_snapshot_whose_twin_was_deleted_reports_where_the_data_is() {
         twin["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
         twin["metadata"]["finalizers"] = json!(["in-use"]);
     });
-    let what = trouble(look_after(&world).await);
+    let what = trouble(upkeep(&world).await);
     assert!(
         what.contains("another client is deleting") && what.contains("real"),
         "{what}"
     );
     let twin = world.twin().unwrap();
     world.api.remove(&twin_path());
-    let what = trouble(look_after(&world).await);
+    let what = trouble(upkeep(&world).await);
     assert!(
         what.contains("was deleted") && what.contains("VolumeSnapshotContent real"),
         "{what}"
@@ -121,7 +121,7 @@ async fn a_snapshot_whose_twin_was_deleted_reports_where_the_data_is() {
     world
         .api
         .fault(Fault::new("GET", "/volumesnapshots/", Act::Forbid("no right")));
-    let what = trouble(look_after(&world).await);
+    let what = trouble(upkeep(&world).await);
     assert!(
         what.contains("no right") && what.contains("VolumeSnapshotContent real"),
         "{what}"
@@ -134,7 +134,7 @@ async fn a_snapshot_whose_twin_was_deleted_reports_where_the_data_is() {
         twin["metadata"]["deletionTimestamp"] = Value::Null;
         twin["metadata"]["finalizers"] = Value::Null;
     });
-    assert_eq!(look_after(&world).await, well(&world));
+    assert_eq!(upkeep(&world).await, well(&world));
     assert_eq!(noted(&world, mark::TWIN_TROUBLE), Value::Null);
 }
 
