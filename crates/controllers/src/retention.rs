@@ -13,8 +13,13 @@ use crate::{
     volume::{mark, moving::VolumeMark},
 };
 
-/// Reconciles the reclaim policy of the PV `real`. False if it has to be checked again.
-pub(super) async fn follow(site: &Site, volume: &VirtualVolume, real: &str) -> Result<bool, ApiError> {
+/// Reconciles the reclaim policy of the PV `real`; returns whether the user wants its data retained, which the
+/// view of `volume` may not show yet. `None` if it has to be checked again.
+pub(super) async fn follow(
+    site: &Site,
+    volume: &VirtualVolume,
+    real: &str,
+) -> Result<Option<bool>, ApiError> {
     let (virtual_pvs, reals, twins) = (
         site.home().all::<PersistentVolume>(),
         site.volumes(),
@@ -26,14 +31,15 @@ pub(super) async fn follow(site: &Site, volume: &VirtualVolume, real: &str) -> R
         twins.get(site.name())
     )?;
     let (Some(virtual_pv), Some(real), Some(twin)) = (virtual_pv, real, twin) else {
-        return Ok(true);
+        return Ok(Some(volume.retain));
     };
     let Ok(gate) = VolumeMark::read(virtual_pv.annotations()) else {
         // The mark of a move, which may record the wanted policy, cannot be read.
-        return Ok(true);
+        return Ok(Some(volume.retain));
     };
+    let wanted = policy_wanted(policy(&virtual_pv), gate.as_ref());
     let facts = PolicyFacts {
-        wanted: policy_wanted(policy(&virtual_pv), gate.as_ref()),
+        wanted,
         has: policy(&real),
         replaced: real.annotations().contains_key(mark::POLICY_BEFORE),
         bound: is_bound_to(&real, &twin)
@@ -42,17 +48,18 @@ pub(super) async fn follow(site: &Site, volume: &VirtualVolume, real: &str) -> R
             && !is_of_move(site.home(), &twin).await
             && !real.annotations().contains_key(mark::RELEASE),
     };
-    match policy_step(facts) {
-        PolicyStep::Retain => Ok(retain(site, &volume.volume, &real, Step::Retain).await?.is_some()),
+    let is_done = match policy_step(facts) {
+        PolicyStep::Retain => retain(site, &volume.volume, &real, Step::Retain).await?.is_some(),
         PolicyStep::GiveBack => {
             let given_back = restore_reclaim_policy(site.cluster(), &real, json!({})).await?;
             if given_back {
                 tracing::info!(volume = %volume.volume, real = real.name_any(), "restored the reclaim policy of the twin's PV");
             }
-            Ok(given_back)
+            given_back
         }
-        PolicyStep::Leave => Ok(true),
-    }
+        PolicyStep::Leave => true,
+    };
+    Ok(is_done.then_some(wanted == ReclaimPolicy::Retain))
 }
 
 fn policy(volume: &PersistentVolume) -> ReclaimPolicy {

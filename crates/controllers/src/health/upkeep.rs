@@ -178,11 +178,11 @@ impl Health<'_> {
             };
             let earlier_data = earlier_data(site, &real);
             if mark_holder(site, &volume.volume, real).await?.is_some()
-                && Box::pin(retention::follow(site, volume, name)).await?
+                && let Some(retain) = Box::pin(retention::follow(site, volume, name)).await?
             {
                 return Ok(Some(Settled {
                     twin: twin.uid.clone(),
-                    retain: volume.retain,
+                    retain,
                     earlier_data,
                 }));
             }

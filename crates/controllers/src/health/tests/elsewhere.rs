@@ -104,6 +104,8 @@ pub(super) struct Both {
     pub(super) there: FakeApi,
     reports: Option<Reports>,
     settled: HashMap<String, Settled>,
+    /// Changes the home cluster in the next round, which has views from before.
+    behind_the_view: Option<fn(&FakeApi)>,
     rights: Rights,
     /// The link to `milan`, and the rights with which it was created.
     link: Option<(Rights, Registry)>,
@@ -122,6 +124,7 @@ impl Both {
             there: FakeApi::start().await,
             reports: None,
             settled: HashMap::new(),
+            behind_the_view: None,
             rights: Rights::ALL,
             link: None,
             is_offloaded: true,
@@ -191,6 +194,9 @@ impl Both {
         let known = known.unwrap_or_else(|| Reports::new(Events::new(home.client().clone())));
         let mut health = Health::new(&home, &registry, &watched, known, &metrics, cluster());
         health.settled = std::mem::take(&mut self.settled);
+        if let Some(change) = self.behind_the_view.take() {
+            change(&self.home);
+        }
         let outcome = health.round().await;
         self.settled = health.settled;
         self.reports = Some(health.reports);
@@ -556,13 +562,9 @@ async fn a_retained_pv_of_a_deleted_volume_may_be_deleted() {
 async fn retain_is_applied_when_rights_or_the_policy_come_later() {
     let mut both = Both::bound().await;
     let policy = |both: &Both| both.policy().clone();
-    let set_policy = |both: &Both, policy: &str| {
-        both.home.change(&format!("{REALS}/pvc-{UID}-0"), |volume| {
-            volume["spec"]["persistentVolumeReclaimPolicy"] = policy.into();
-        });
-    };
+    let volume = format!("{REALS}/pvc-{UID}-0");
     both.round().await.unwrap();
-    set_policy(&both, "Retain");
+    set_policy(&both.home, &volume, "Retain");
     both.rights = Rights {
         volume_changes: false,
         ..Rights::ALL
@@ -576,7 +578,7 @@ async fn retain_is_applied_when_rights_or_the_policy_come_later() {
     both.round().await.unwrap();
     assert_eq!(both.there.writes(), writes);
 
-    set_policy(&both, "Delete");
+    set_policy(&both.home, &volume, "Delete");
     both.round().await.unwrap();
     assert_eq!(
         policy(&both),
@@ -586,6 +588,18 @@ async fn retain_is_applied_when_rights_or_the_policy_come_later() {
     let writes = both.there.writes();
     both.round().await.unwrap();
     assert_eq!(both.there.writes(), writes);
+}
+
+/// A round applies what it reads live, which views may show later, or never.
+#[tokio::test]
+async fn a_policy_that_is_changed_twice_while_the_view_lags_is_applied() {
+    let mut both = Both::bound().await;
+    both.behind_the_view = Some(|home| set_policy(home, &format!("{REALS}/pvc-{UID}-0"), "Retain"));
+    both.round().await.unwrap();
+    assert_eq!(both.policy(), "Retain");
+    set_policy(&both.home, &format!("{REALS}/pvc-{UID}-0"), "Delete");
+    both.round().await.unwrap();
+    assert_eq!(both.policy(), "Delete");
 }
 
 #[tokio::test]
