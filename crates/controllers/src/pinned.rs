@@ -109,7 +109,7 @@ impl<'a> Pinned<'a> {
             pod.node.as_deref().unwrap_or_default()
         );
         self.events
-            .publish(&claim.mark(), Weight::Normal, "NodeSelected", &note)
+            .publish_on_claim(&claim.mark(), Weight::Normal, "NodeSelected", &note)
             .await;
         Ok(())
     }

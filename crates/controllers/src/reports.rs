@@ -112,6 +112,8 @@ impl Reports {
     pub(super) async fn recovered(&mut self, on: &ClaimMark, reason: &'static str, note: &str) {
         self.emitted.retain(|emitted, _| emitted.uid != on.uid);
         tracing::info!(claim = %on.name, namespace = %on.namespace, reason, "{note}");
-        self.events.publish(on, Weight::Normal, reason, note).await;
+        self.events
+            .publish_on_claim(on, Weight::Normal, reason, note)
+            .await;
     }
 }

@@ -248,7 +248,7 @@ impl<'a> Sources<'a> {
             uid: claim.uid().unwrap_or_default(),
         };
         self.events
-            .publish(&mark, Weight::Normal, "NodeSelected", why)
+            .publish_on_claim(&mark, Weight::Normal, "NodeSelected", why)
             .await;
         Ok(Outcome::Selected)
     }

@@ -81,11 +81,17 @@ impl Events {
 
     /// Writes a warning on a claim. Never fails: errors are logged. Returns whether it was written.
     pub async fn warn(&self, claim: &ClaimMark, reason: &str, note: &str) -> bool {
-        self.publish(claim, Weight::Warning, reason, note).await
+        self.publish_on_claim(claim, Weight::Warning, reason, note).await
     }
 
     /// Writes an event on a claim. Never fails: errors are logged. Returns whether it was written.
-    pub async fn publish(&self, claim: &ClaimMark, weight: Weight, reason: &str, note: &str) -> bool {
+    pub async fn publish_on_claim(
+        &self,
+        claim: &ClaimMark,
+        weight: Weight,
+        reason: &str,
+        note: &str,
+    ) -> bool {
         let about = ObjectReference {
             api_version: Some("v1".to_owned()),
             kind: Some("PersistentVolumeClaim".to_owned()),

@@ -28,7 +28,7 @@ pub(super) async fn emit_events(events: &Events, before: &VolumeMove, after: &Vo
         );
         events.publish_on_move(after, weight, reason, &note).await;
         for claim in claims(after) {
-            events.publish(&claim, weight, reason, &note).await;
+            events.publish_on_claim(&claim, weight, reason, &note).await;
         }
     }
 }
