@@ -351,11 +351,9 @@ impl Reconciler<'_> {
         if object.status.as_ref() == Some(status) {
             return Ok(());
         }
-        let (all, name, mut patch) = (self.all(), object.name_any(), status::patch(status));
-        // Not onto another object of this name, which was created after this one was deleted.
-        patch["metadata"] = json!({"uid": object.uid()});
-        let written = crash::around(Step::ClusterWrite, all.merge_status(&name, &patch)).await;
-        unless_conflict(written).map(drop)
+        let all = self.all();
+        let written = all.merge_status_of(object, status::patch(status));
+        crash::around(Step::ClusterWrite, written).await.map(drop)
     }
 }
 

@@ -109,9 +109,7 @@ impl<'a> Places<'a> {
         let place = Place { cluster, uid };
         if let Some(unrecorded) = self.admit(&remote, &place)? {
             // Before anything is written there.
-            self.remember(&unrecorded, &place.uid)
-                .await
-                .map_err(|error| error.to_string())?;
+            Box::pin(self.remember(&unrecorded, &place.uid)).await?;
         }
         Ok(place)
     }
@@ -154,16 +152,15 @@ impl<'a> Places<'a> {
     }
 
     /// Records the uid of the cluster in its `RemoteCluster`.
-    async fn remember(&self, object: &RemoteCluster, uid: &str) -> Result<(), ApiError> {
+    async fn remember(&self, object: &RemoteCluster, uid: &str) -> Result<(), String> {
         let all = self.home.all::<RemoteCluster>();
-        // Not onto another object of this name, which was created after this one was deleted.
-        let patch = json!({
-            "metadata": {"uid": object.uid()},
-            "status": {"virtualNode": {"clusterUid": uid}},
-        });
-        let name = object.name_any();
-        let written = all.merge_status(&name, &patch);
+        let written = all.merge_status_of(object, json!({"status": {"virtualNode": {"clusterUid": uid}}}));
         let written = crash::around(Step::FabricNodeRemember, written).await;
+        let name = object.name_any();
+        let changed = || format!("the RemoteCluster {name} is being changed, or was replaced");
+        let written = written
+            .map_err(|error| error.to_string())
+            .and_then(|it| it.ok_or_else(changed));
         if written.is_err() {
             let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
             known.retain(|(known, _), _| *known != name);

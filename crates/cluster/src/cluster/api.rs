@@ -4,7 +4,7 @@
 use std::{fmt::Debug, io, sync::Arc, time::Duration};
 
 use kube::{
-    Api, Resource,
+    Api, Resource, ResourceExt,
     api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions},
     core::Status,
 };
@@ -362,6 +362,22 @@ where
     /// Applies a JSON merge patch to the status; `None` if there is no such object.
     pub async fn merge_status(&self, name: &str, patch: &serde_json::Value) -> Result<Option<K>, ApiError> {
         self.change_status(name, &Patch::Merge(patch)).await
+    }
+
+    /// Applies a JSON merge patch to the status of this very object, not of another one of its name; `None` if it no
+    /// longer exists, or is changed at the same time. Its version, read live, is sent for that: the API server ignores the
+    /// uid in changes of the status of a custom resource (apiextensions-apiserver, `statusStrategy.PrepareForUpdate`).
+    pub async fn merge_status_of(
+        &self,
+        object: &K,
+        mut patch: serde_json::Value,
+    ) -> Result<Option<K>, ApiError> {
+        let (name, uid) = (object.name_any(), object.uid());
+        let Some(live) = self.get(&name).await?.filter(|it| it.uid() == uid) else {
+            return Ok(None);
+        };
+        patch["metadata"]["resourceVersion"] = live.resource_version().into();
+        unless_conflict(self.merge_status(&name, &patch).await)
     }
 
     /// Applies a strategic merge patch to the status of a built-in kind, which merges lists by the key of

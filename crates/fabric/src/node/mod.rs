@@ -258,11 +258,8 @@ impl<'a> NodeKeeper<'a> {
             }
         }
         let all = self.places.home.all::<RemoteCluster>();
-        // Not onto another object of this name, which was created after this one was deleted.
-        let patch = json!({"metadata": {"uid": object.uid()}, "status": {"virtualNode": patch_status}});
-        let written = all.merge_status(self.cluster.as_str(), &patch);
-        let written = unless_conflict(crash::around(Step::FabricNodeRemember, written).await);
-        let Some(object) = written? else {
+        let written = all.merge_status_of(object, json!({"status": {"virtualNode": patch_status}}));
+        let Some(object) = crash::around(Step::FabricNodeRemember, written).await? else {
             return Ok(());
         };
         // Helm does not upgrade CRDs, and the API server drops fields that they lack.

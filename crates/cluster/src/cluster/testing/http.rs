@@ -142,6 +142,9 @@ async fn serve(State(server): State<Arc<Server>>, request: Request<Body>) -> Res
 }
 
 /// One of the endless objects.
+/// The ends of API groups whose resources come from CRDs.
+const CUSTOM_GROUPS: [&str; 3] = ["liqo.io", "kosmos.io", "snapshot.storage.k8s.io"];
+
 fn invented(number: usize) -> Value {
     json!({
         "apiVersion": "v1",
@@ -232,7 +235,7 @@ fn act(
         Method::PATCH if query.contains_key("dryRun") => store.get(path).ok_or(Refused::Absent),
         // Applying creates the object if it does not exist.
         Method::PATCH if lists == Lists::Applied && store.get(path).is_none() => store.create(path, sent()),
-        Method::PATCH => store.merge(object, &sent(), lists),
+        Method::PATCH => store.merge(object, &received(path, sent()), lists),
         Method::DELETE => store.delete(path, &sent()["preconditions"]),
         _ => return refusal(405, "not here"),
     };
@@ -262,6 +265,20 @@ fn act(
             (StatusCode::UNPROCESSABLE_ENTITY, Json(said)).into_response()
         }
     }
+}
+
+/// The part of a change that an API server uses. In changes of the status of a custom resource it ignores the metadata,
+/// also the uid, except for the version (apiextensions-apiserver, `statusStrategy.PrepareForUpdate`).
+fn received(path: &str, mut change: Value) -> Value {
+    let group = path.strip_prefix("/apis/").and_then(|it| it.split('/').next());
+    let is_custom = group.is_some_and(|it| CUSTOM_GROUPS.iter().any(|custom| it.ends_with(custom)));
+    if is_custom
+        && path.ends_with("/status")
+        && let Some(metadata) = change.get_mut("metadata").and_then(Value::as_object_mut)
+    {
+        metadata.retain(|key, _| key == "resourceVersion");
+    }
+    change
 }
 
 /// A token of an existing service account, bound to an existing Secret if the request has one.
