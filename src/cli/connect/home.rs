@@ -188,7 +188,8 @@ impl Home {
             Some(known) => Err(format!(
                 "the name {name} belongs to another cluster than the one of this kubeconfig (the uid of its namespace \
                  kube-system is {known}, here it is {remote}), and the data of its volumes would count as lost. Choose \
-                 another name, or `liqo-csi disconnect {name} --remote-context CONTEXT` first"
+                 another name, or `liqo-csi disconnect {name} --remote-context CONTEXT` first, or, if that cluster is gone for good, \
+                 `liqo-csi disconnect {name} --local-only --the-cluster-is-gone`"
             )
             .into()),
             None => Ok(()),

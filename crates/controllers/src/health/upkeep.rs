@@ -45,7 +45,7 @@ impl Health<'_> {
         for (volume, now) in settled.into_inner().unwrap_or_default() {
             let before = self.settled.insert(volume.name.clone(), now.clone());
             if let (Some(note), Some(claim)) = (&now.earlier_data, &volume.claim)
-                && before.as_ref() != Some(&now)
+                && before.is_none_or(|it| it.earlier_data != now.earlier_data)
             {
                 self.reports.note(claim, EXISTING_VOLUME, note).await;
             }

@@ -8,9 +8,7 @@ use serde_json::Value;
 const DOMAIN: &str = "cluster.local";
 const LONGEST_NAMESPACE: usize = 63;
 
-/// Adds the namespaces that texts in this part of an object name: `own`, also without a Service and
-/// with any domain; others only in what is certainly the name of a Service. Namespaces of
-/// Kubernetes itself are left out, because each cluster has them.
+/// Adds the [`namespaces`] that texts in this part of an object name.
 pub(super) fn add_namespaces(part: &Value, own: &str, found: &mut BTreeSet<String>) {
     match part {
         Value::String(text) => found.extend(namespaces(text, own).map(str::to_owned)),
@@ -20,7 +18,9 @@ pub(super) fn add_namespaces(part: &Value, own: &str, found: &mut BTreeSet<Strin
     }
 }
 
-/// The namespaces that a text names.
+/// The namespaces that a text names: `own`, also without a Service and with any domain; others only
+/// in what is certainly the name of a Service. Namespaces of Kubernetes itself are left out, because
+/// each cluster has them.
 pub(super) fn namespaces<'a>(text: &'a str, own: &str) -> impl Iterator<Item = &'a str> {
     text.match_indices(".svc").filter_map(move |(at, domain)| {
         let (before, after) = (&text[..at], &text[at + domain.len()..]);

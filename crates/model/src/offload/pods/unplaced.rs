@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_given_up_because_of_its_controller_says_so() {
+    fn pods_that_their_controller_does_not_replace_say_so() {
         assert_eq!(irreplaceable(&home()), None);
         let owned = |kind: &str| {
             let mut pod = home();
