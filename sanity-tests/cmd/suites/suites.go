@@ -78,8 +78,8 @@ func inTier(t tier, s suite) suite {
 	return s
 }
 
-// cargoTest runs four tests in parallel on any number of cores, because tests mostly wait.
-var cargoTest = []string{"cargo", "test", "--locked", "--workspace", "--no-fail-fast", "--", "--test-threads=4"}
+// cargoTest runs eight tests in parallel on any number of cores, because tests mostly wait.
+var cargoTest = []string{"cargo", "test", "--locked", "--workspace", "--no-fail-fast", "--", "--test-threads=8"}
 
 func rust() suite {
 	return suite{name: "rust", dir: ".", command: cargoTest, counter: newCargoCounter, limit: 20 * time.Minute,
