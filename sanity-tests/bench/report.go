@@ -70,6 +70,7 @@ type Report struct {
 	Remote     *RemoteReport
 	Full       *FullReport
 	Operations *OperationsReport
+	Moves      *MoveReport
 }
 
 // Print writes the report as tables.
@@ -87,6 +88,11 @@ func (r Report) Print(out io.Writer) error {
 	}
 	if r.Remote != nil {
 		if err := r.Remote.Print(out); err != nil {
+			return err
+		}
+	}
+	if r.Moves != nil {
+		if err := r.Moves.Print(out); err != nil {
 			return err
 		}
 	}
@@ -127,7 +133,7 @@ func (r Report) Save(path string) error {
 	for i, row := range r.Rows {
 		rows[i] = rowWithRatios{row, row.BoundRatio(), row.Throughput()}
 	}
-	text, err := json.MarshalIndent(map[string]any{"conditions": r.Conditions, "rows": rows, "operations": r.Operations, "remote": r.Remote, "full": r.Full, "memory": r.Memory}, "", "  ")
+	text, err := json.MarshalIndent(map[string]any{"conditions": r.Conditions, "rows": rows, "operations": r.Operations, "remote": r.Remote, "moves": r.Moves, "full": r.Full, "memory": r.Memory}, "", "  ")
 	if err != nil {
 		return err
 	}

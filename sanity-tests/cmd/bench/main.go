@@ -41,7 +41,14 @@ func main() {
 	delays := flag.String("delays", "0s,5ms,50ms", "delays that the proxy between the clusters adds to each call of the remote batches")
 	volumes := flag.Int("volumes", 10000, "volumes in the cluster for the batches with many volumes; 0 to skip")
 	operations := flag.Bool("operations", true, "measure operations on existing volumes: expansion, snapshot, restore")
-	limit := flag.Duration("timeout", time.Hour, "timeout of the whole run")
+	var moves movePlan
+	flag.StringVar(&moves.size, "move-size", "1Gi", "data in each volume that is moved, on disk twice; empty to skip moves")
+	flag.StringVar(&moves.fileSize, "move-file", "1Mi", "size of its files")
+	flag.Int64Var(&moves.change, "move-change", 1, "percent of it that change before the cut-over")
+	flag.DurationVar(&moves.settle, "move-settle", 11*time.Minute, "how long it does not change before that: passes read again what changed in the last ten minutes")
+	moveVerify := flag.String("move-verify", "Incremental", "verifications of moves: Incremental, Full")
+	flag.BoolVar(&moves.tooShort, "move-too-short", true, "try a maxDowntime that cannot be met first")
+	limit := flag.Duration("timeout", 2*time.Hour, "timeout of the whole run")
 	save := flag.String("json", "../bench-results/bench.json", "file for the JSON report")
 	flag.Parse()
 
@@ -54,7 +61,8 @@ func main() {
 	if err == nil {
 		ctx, cancel := context.WithTimeout(ctx, *limit)
 		defer cancel()
-		plan.volumes, plan.operations = *volumes, *operations
+		plan.volumes, plan.operations, plan.moves = *volumes, *operations, moves
+		plan.moves.verify = strings.Split(*moveVerify, ",")
 		err = run(ctx, plan, *save)
 	}
 	if err != nil {
@@ -72,6 +80,7 @@ type plan struct {
 	volumes int
 	// operations: measure operations too.
 	operations bool
+	moves      movePlan
 }
 
 func parse(counts, classes, remote, delays string) (plan, error) {
@@ -142,6 +151,13 @@ func run(ctx context.Context, plan plan, save string) error {
 			return err
 		}
 		report.Remote = &remote
+	}
+	if plan.moves.size != "" {
+		moves, err := runMoves(ctx, env, lab, plan.moves)
+		report.Moves = &moves
+		if err != nil {
+			return errors.Join(err, report.Print(os.Stdout), report.Save(save))
+		}
 	}
 	if plan.volumes > 0 {
 		full, err := env.full(ctx, lab, fullClass, []int{1, 100}, plan.volumes)
