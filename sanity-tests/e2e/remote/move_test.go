@@ -8,9 +8,11 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 
 	"storage.liqo.io/sanity-tests/driver"
@@ -105,6 +107,63 @@ func TestNoPodThereStartsWithASourceThatIsBeingCutOver(t *testing.T) {
 	p.home.WaitRunningOn(pod, homeNode)
 	if got := p.home.Exec(pod, "cat "+user.DataPath+"/"+committed+" | wc -c"); got != "30000000" {
 		user.Violated(t, "%s bytes of the last changes were copied", got)
+	}
+	p.deleteMoves()
+}
+
+// A cut-over that takes longer than maxDowntime is tried three times. Then the move says why and leaves the pod alone,
+// until its spec changes.
+func TestCutoverThatTakesTooLongIsGivenUp(t *testing.T) {
+	p := newPair(t)
+	p.home.Claim("data", "liqo-reference", "64Mi")
+	homeNode := p.home.Cluster.Nodes()[0].Name
+	pod := p.home.StatefulSet("counter", "data", preferNodes([]string{homeNode}, []string{p.node}), count)
+	p.home.WaitRunningOn(pod, homeNode)
+	p.home.Move("move", "data", "target: {nodeName: "+p.node+"}, quiesce: {mode: Evict}, cutover: {mode: Manual, maxDowntime: 1s}")
+	p.home.WaitMove("move", "Ready")
+	p.home.PatchMove("move", `{"cutover":{"requested":true}}`)
+	for cutovers := int64(1); cutovers <= 3; cutovers++ {
+		p.home.Eventually(fmt.Sprintf("cut-over %d takes too long", cutovers), func(ctx context.Context) (string, error) {
+			move, err := p.home.Object(ctx, "volumemove", "move")
+			if err != nil {
+				return "", err
+			}
+			count, _, _ := unstructured.NestedInt64(move.Object, "status", "overruns", "count")
+			if phase := user.Text(move, "status", "phase"); count < cutovers {
+				return fmt.Sprintf("it is %s after %d", phase, count), nil
+			}
+			return "", nil
+		})
+	}
+	const stalled = `jsonpath={.status.phase} {.status.overruns.count} {.status.conditions[?(@.type=="Stalled")]}`
+	p.home.Eventually("the move says that it gives up", func(context.Context) (string, error) {
+		out, err := p.home.Kubectl("get", "volumemove", "move", "-o", stalled)
+		if err != nil || strings.HasPrefix(out, "Ready 3 ") && strings.Contains(out, "CutoverOverruns") &&
+			strings.Contains(out, "Raise spec.cutover.maxDowntime") {
+			return "", err
+		}
+		return "it says " + out, nil
+	})
+	p.home.WaitRunningOn(pod, homeNode)
+	alone := p.home.WaitReady(pod)
+	before, began := p.countNumbers(p.home, pod), time.Now()
+	// Another attempt would follow within seconds: nothing but its own rule holds the move back.
+	p.home.Eventually("the pod is left alone", func(ctx context.Context) (string, error) {
+		found, err := p.home.Client.CoreV1().Pods(p.home.Name).Get(ctx, pod, metav1.GetOptions{})
+		if err == nil && (found.UID != alone.UID || found.DeletionTimestamp != nil) {
+			user.ViolatedNow(t, "the pod was stopped again after %v", time.Since(began))
+		}
+		if time.Since(began) < time.Minute {
+			return "observed for less than a minute", err
+		}
+		return "", err
+	})
+	p.home.PatchMove("move", `{"cutover":{"maxDowntime":"10m"}}`)
+	p.home.WaitMove("move", "Retaining")
+	p.home.WaitRunningOn(pod, p.node)
+	p.remote.WaitReady(pod)
+	if now := p.countNumbers(p.remote, pod); now < before {
+		user.Violated(t, "%d numbers were written, and the target has %d", before, now)
 	}
 	p.deleteMoves()
 }
