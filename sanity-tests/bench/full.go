@@ -287,8 +287,13 @@ func (i Installation) StableRSS(ctx context.Context) ([]int64, error) {
 
 // ResetPeaks resets the peak RSS of the controller's replicas (proc(5), clear_refs) and returns
 // their processes.
-func (i Installation) ResetPeaks() ([]Process, error) {
-	found, err := i.Processes(Controller)
+func (i Installation) ResetPeaks() ([]Process, error) { return i.resetPeaks(Controller) }
+
+// ResetAllPeaks is ResetPeaks for the replicas of the fabric too.
+func (i Installation) ResetAllPeaks() ([]Process, error) { return i.resetPeaks(Controller, Fabric) }
+
+func (i Installation) resetPeaks(names ...string) ([]Process, error) {
+	found, err := i.Processes(names...)
 	for _, process := range found {
 		err = errors.Join(err, os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", process.PID), []byte("5"), 0))
 	}

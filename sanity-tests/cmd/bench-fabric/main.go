@@ -46,7 +46,9 @@ const (
 
 func main() {
 	counts := flag.String("n", "1,100,1000", "numbers of pods per batch")
-	limit := flag.Duration("timeout", 30*time.Minute, "timeout of the whole run")
+	clusters := flag.Int("clusters", 0, "number of clusters for the rows beside a hostile cluster and a hostile tenant; 0 to skip them")
+	pods := flag.Int("pods", 100, "pods in each of these clusters")
+	limit := flag.Duration("timeout", time.Hour, "timeout of the whole run")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -54,7 +56,7 @@ func main() {
 	if err == nil {
 		ctx, cancel := context.WithTimeout(ctx, *limit)
 		defer cancel()
-		err = run(ctx, *counts)
+		err = run(ctx, *counts, *clusters, *pods)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench-fabric:", err)
@@ -62,21 +64,53 @@ func main() {
 	}
 }
 
-func run(ctx context.Context, list string) (err error) {
-	var counts []int
-	largest := 1
+func run(ctx context.Context, list string, clusters, pods int) error {
+	counts, err := parseCounts(list)
+	if err != nil {
+		return err
+	}
+	if len(counts) > 0 {
+		if err := within(ctx, func(e *environment) error { return compare(ctx, e, counts) }); err != nil {
+			return err
+		}
+	}
+	if clusters <= 0 {
+		return nil
+	}
+	return within(ctx, func(e *environment) error {
+		report, err := runCrowd(ctx, e, clusters, max(1, pods))
+		return errors.Join(err, report.Print(os.Stdout))
+	})
+}
+
+// parseCounts returns none for an empty list.
+func parseCounts(list string) (counts []int, err error) {
+	if list == "" {
+		return nil, nil
+	}
 	for text := range strings.SplitSeq(list, ",") {
 		n, err := strconv.Atoi(text)
 		if err != nil || n < 1 {
-			return fmt.Errorf("%q is not a number of pods", text)
+			return nil, fmt.Errorf("%q is not a number of pods", text)
 		}
-		counts, largest = append(counts, n), max(largest, n)
+		counts = append(counts, n)
 	}
+	return counts, nil
+}
+
+// within cleans up after measure.
+func within(ctx context.Context, measure func(*environment) error) (err error) {
 	env, err := open(ctx)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, env.close(context.WithoutCancel(ctx))) }()
+	return measure(env)
+}
+
+// compare measures pods of the fabric and pods that are created directly.
+func compare(ctx context.Context, env *environment, counts []int) error {
+	largest := slices.Max(counts)
 	if err := env.prepare(ctx, largest); err != nil {
 		return err
 	}
@@ -147,39 +181,49 @@ func (e *environment) prepare(ctx context.Context, pods int) error {
 	if err := e.simulateNodes(ctx, (pods+perNode-1)/perNode+1); err != nil {
 		return err
 	}
-	e.addCleanup(func(ctx context.Context) error { return driver.UndefineOffloading(ctx, e.home) })
-	if err := driver.DefineOffloading(ctx, e.home); err != nil {
-		return err
-	}
-	options := driver.Options{Progress: os.Stderr, Values: chart.Values{"fabric": driver.Fabric()}}
-	if err := driver.Install(ctx, e.home, options); err != nil {
-		return err
-	}
-	access, kubeconfig, err := driver.GrantAccess(ctx, e.home, e.remote, nil)
-	if access != nil {
-		e.addCleanup(access.Revoke)
-	}
+	kubeconfig, err := e.install(ctx)
 	if err != nil {
 		return err
 	}
 	e.addCleanup(func(ctx context.Context) error { return driver.Undeclare(ctx, e.home, cluster) })
-	err = driver.Declare(ctx, e.home, cluster, kubeconfig, map[string]any{
-		"nodeName": node,
-		"capacity": map[string]any{"source": "Static", "amounts": map[string]any{
-			"cpu": "1000", "memory": "1000Gi", "pods": strconv.Itoa(2 * pods),
-		}},
-		"pods": map[string]any{
-			"nodeSelector": map[string]any{simulated: "true"},
-			"tolerations":  []any{map[string]any{"key": simulated, "operator": "Exists"}},
-		},
-	})
-	if err != nil {
+	if err := driver.Declare(ctx, e.home, cluster, kubeconfig, fabricOnSimulatedNodes(node, 2*pods)); err != nil {
 		return err
 	}
 	if e.fabric, err = bench.Find(ctx, e.homeClient); err != nil {
 		return err
 	}
 	return e.offload(ctx)
+}
+
+// install installs the driver at home, and returns a kubeconfig for the remote cluster.
+func (e *environment) install(ctx context.Context) (kubeconfig []byte, err error) {
+	e.addCleanup(func(ctx context.Context) error { return driver.UndefineOffloading(ctx, e.home) })
+	if err := driver.DefineOffloading(ctx, e.home); err != nil {
+		return nil, err
+	}
+	options := driver.Options{Progress: os.Stderr, Values: chart.Values{"fabric": driver.Fabric()}}
+	if err := driver.Install(ctx, e.home, options); err != nil {
+		return nil, err
+	}
+	access, kubeconfig, err := driver.GrantAccess(ctx, e.home, e.remote, nil)
+	if access != nil {
+		e.addCleanup(access.Revoke)
+	}
+	return kubeconfig, err
+}
+
+// fabricOnSimulatedNodes is the spec.fabric of a cluster whose virtual node has room for this number of pods.
+func fabricOnSimulatedNodes(node string, pods int) map[string]any {
+	return map[string]any{
+		"nodeName": node,
+		"capacity": map[string]any{"source": "Static", "amounts": map[string]any{
+			"cpu": "1000", "memory": "1000Gi", "pods": strconv.Itoa(pods),
+		}},
+		"pods": map[string]any{
+			"nodeSelector": map[string]any{simulated: "true"},
+			"tolerations":  []any{map[string]any{"key": simulated, "operator": "Exists"}},
+		},
+	}
 }
 
 // simulateNodes creates nodes that kwok simulates.
@@ -298,7 +342,7 @@ func (e *environment) addCleanup(cleanup func(context.Context) error) {
 }
 
 func (e *environment) close(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, 15*time.Minute)
 	defer cancel()
 	var errs error
 	for _, cleanup := range slices.Backward(e.cleanups) {
@@ -362,10 +406,14 @@ func (e *environment) batch(ctx context.Context, n int) (bench.FabricRow, error)
 
 // offloaded are pods of the fabric. They have a node from the start, so that pods are scheduled once, as the direct ones.
 func (e *environment) offloaded(n int) bench.PodBatch {
-	return bench.PodBatch{Client: e.homeClient, Namespace: e.namespace, Count: n, Place: func(spec *corev1.PodSpec) {
+	return bench.PodBatch{Client: e.homeClient, Namespace: e.namespace, Count: n, Place: placeOn(node)}
+}
+
+func placeOn(node string) func(spec *corev1.PodSpec) {
+	return func(spec *corev1.PodSpec) {
 		spec.NodeName = node
 		spec.Tolerations = []corev1.Toleration{{Key: "virtual-node.liqo.io/not-allowed", Operator: corev1.TolerationOpExists}}
-	}}
+	}
 }
 
 // restart deletes all replicas of the fabric while that many of its pods run, and waits until one more pod runs.
