@@ -36,6 +36,8 @@ func TestMovesDyingAtEveryCrashPoint(t *testing.T) {
 		{"a move of a volume to be retained", w.moveRetained},
 		{"a move within another cluster", w.moveWithin},
 		{"a move whose target is lost after its commit", w.moveRecovered},
+		{"a move that the next controller finishes", w.moveFinishedByTheNext},
+		{"a move that is finished without a mover", w.moveFinishedWithoutMover},
 	} {
 		w.runRemote(t, leg)
 	}
