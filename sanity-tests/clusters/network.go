@@ -3,6 +3,7 @@ package clusters
 import (
 	"context"
 	"fmt"
+	"net"
 
 	"storage.liqo.io/sanity-tests/machine"
 )
@@ -36,6 +37,15 @@ func (c *Cluster) faultProxyPort() int          { return 6443 + c.index }
 func (c *Cluster) switchNet() machine.Namespace { return machine.Namespace{Name: c.Name()} }
 func (c *Cluster) controlPlaneNet() machine.Namespace {
 	return machine.Namespace{Name: c.Name() + "-cp"}
+}
+
+// ListenForAPIServer listens on a loopback address of the cluster's control plane, for webhooks.
+func (c *Cluster) ListenForAPIServer(ctx context.Context) (listener net.Listener, err error) {
+	err = c.controlPlaneNet().InNetwork(func() (err error) {
+		listener, err = (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
+		return err
+	})
+	return listener, err
 }
 
 // link is the name of the interface of another cluster's switch to this one.

@@ -104,6 +104,21 @@ func uid(ctx context.Context, cluster *clusters.Cluster) (string, error) {
 // Apply creates its objects, or restores them.
 func (a *Access) Apply(ctx context.Context) error { return a.kubectl(ctx, "apply", "-f", "-") }
 
+// Upgrade applies the chart with changes of its values. Apply undoes them.
+func (a *Access) Upgrade(ctx context.Context, changes chart.Values) error {
+	helm, err := chart.New(ctx)
+	if err != nil {
+		return err
+	}
+	access := maps.Clone(a.values["remoteAccess"].(chart.Values))
+	maps.Copy(access, changes)
+	changed := *a
+	if changed.manifests, err = helm.Render(ctx, "home", accessNamespace, chart.Values{"remoteAccess": access}); err != nil {
+		return err
+	}
+	return changed.Apply(ctx)
+}
+
 // Notes is what Helm says after its installation.
 func (a *Access) Notes(ctx context.Context) (string, error) {
 	helm, err := chart.New(ctx)

@@ -2,6 +2,7 @@ package offload
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"os/exec"
 	"strings"
@@ -14,6 +15,8 @@ import (
 	"storage.liqo.io/sanity-tests/driver"
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
+
+var runningPods = flag.Int("running-pods", 1, "number of pods that run while TestRemoteAccessIsUpgradedUnderRunningPods upgrades the remote chart")
 
 // Rights and policies of a remote cluster are upgraded under running pods. Before the upgrade there
 // are no policies and, as in older versions, no Pod Security label. The identity may not set that
@@ -59,9 +62,16 @@ func TestRemoteAccessIsUpgradedUnderRunningPods(t *testing.T) {
 		})
 	}
 	fenced("")
-	n.Pod("web", "", stateless)
-	n.WaitReady("web")
-	uid := n.remotePod(remote, "web")
+	uids := map[string]types.UID{}
+	for number := range *runningPods {
+		n.Pod(fmt.Sprintf("web-%d", number), "", stateless)
+	}
+	for number := range *runningPods {
+		name := fmt.Sprintf("web-%d", number)
+		n.WaitReady(name)
+		uids[name] = n.remotePod(remote, name)
+	}
+	runs := user.WatchRuns(t, remote)
 
 	if err := shared.access.Apply(t.Context()); err != nil {
 		t.Fatal(err)
@@ -84,9 +94,14 @@ func TestRemoteAccessIsUpgradedUnderRunningPods(t *testing.T) {
 	}
 	n.Pod("last", "", stateless)
 	n.WaitReady("last")
-	n.WaitReady("web")
-	if now := n.remotePod(remote, "web"); now != uid {
-		t.Errorf("the pod that ran is another one now: %s instead of %s", now, uid)
+	for name, uid := range uids {
+		n.WaitReady(name)
+		if now := n.remotePod(remote, name); now != uid {
+			t.Errorf("the pod %s is another one now: %s instead of %s", name, now, uid)
+		}
+	}
+	if ran := runs.CheckNoneTwice(); ran != *runningPods+2 {
+		t.Errorf("%d pods ran, not %d", ran, *runningPods+2)
 	}
 	n.unoffload()
 }
