@@ -48,6 +48,8 @@ func main() {
 	counts := flag.String("n", "1,100,1000", "numbers of pods per batch")
 	clusters := flag.Int("clusters", 0, "number of clusters for the rows beside a hostile cluster and a hostile tenant; 0 to skip them")
 	pods := flag.Int("pods", 100, "pods in each of these clusters")
+	gates := flag.Int("gates", 0, "number of pods of StatefulSets for the rows of scheduling gates; 0 to skip them")
+	gone := flag.Duration("gone", 5*time.Minute, "for how long these rows have no controller")
 	limit := flag.Duration("timeout", time.Hour, "timeout of the whole run")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -56,7 +58,7 @@ func main() {
 	if err == nil {
 		ctx, cancel := context.WithTimeout(ctx, *limit)
 		defer cancel()
-		err = run(ctx, *counts, *clusters, *pods)
+		err = run(ctx, *counts, *clusters, *pods, *gates, *gone)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench-fabric:", err)
@@ -64,13 +66,22 @@ func main() {
 	}
 }
 
-func run(ctx context.Context, list string, clusters, pods int) error {
+func run(ctx context.Context, list string, clusters, pods, gates int, gone time.Duration) error {
 	counts, err := parseCounts(list)
 	if err != nil {
 		return err
 	}
 	if len(counts) > 0 {
 		if err := within(ctx, func(e *environment) error { return compare(ctx, e, counts) }); err != nil {
+			return err
+		}
+	}
+	if gates > 0 {
+		err := within(ctx, func(e *environment) error {
+			report, err := runGates(ctx, e, gates, gone)
+			return errors.Join(err, report.Print(os.Stdout))
+		})
+		if err != nil {
 			return err
 		}
 	}
@@ -192,7 +203,7 @@ func (e *environment) prepare(ctx context.Context, pods int) error {
 	if e.fabric, err = bench.Find(ctx, e.homeClient); err != nil {
 		return err
 	}
-	return e.offload(ctx)
+	return e.offload(ctx, "Remote")
 }
 
 // install installs the driver at home, and returns a kubeconfig for the remote cluster.
@@ -302,7 +313,7 @@ func ready(node *corev1.Node) bool {
 
 // offload creates a namespace at home and offloads it, and creates another one in the remote
 // cluster for pods that are created directly.
-func (e *environment) offload(ctx context.Context) error {
+func (e *environment) offload(ctx context.Context, strategy string) error {
 	object := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: e.namespace}}
 	e.addCleanup(func(ctx context.Context) error {
 		return e.homeClient.CoreV1().Namespaces().Delete(ctx, e.namespace, metav1.DeleteOptions{})
@@ -320,7 +331,7 @@ func (e *environment) offload(ctx context.Context) error {
 	e.addCleanup(func(ctx context.Context) error {
 		return e.program(ctx, "unoffload", "namespace", e.namespace, "--force")
 	})
-	return e.program(ctx, "offload", "namespace", e.namespace, "--pod-offloading-strategy", "Remote", "--timeout", "2m")
+	return e.program(ctx, "offload", "namespace", e.namespace, "--pod-offloading-strategy", strategy, "--timeout", "2m")
 }
 
 func (e *environment) direct() string { return e.namespace + "-direct" }

@@ -162,19 +162,17 @@ func (m *measuredMove) run(ctx context.Context) (row bench.MoveRow, err error) {
 	}
 	watch := watchPod(ctx, m.client, m.namespace)
 	defer watch.stop()
-	if err := m.settle(ctx, unchanged); err != nil {
-		return row, err
-	}
 	if m.plan.tooShort {
 		if _, err := m.data.Change(source, 1, m.plan.change); err != nil {
 			return row, err
 		}
+		unchanged = time.Now()
 		if row.TooShort, err = m.tryTooShort(ctx, watch); err != nil {
 			return row, err
 		}
-		if err := m.settle(ctx, time.Now()); err != nil {
-			return row, err
-		}
+	}
+	if err := m.settle(ctx, unchanged); err != nil {
+		return row, err
 	}
 	if row.Changed, err = m.data.Change(source, 2, m.plan.change); err != nil {
 		return row, err
