@@ -238,6 +238,15 @@ func (a *AuditLog) CallsWhenIdle(ctx context.Context, agents ...string) (map[str
 // Calls counts the calls since Mark by the first word of the user agent, without those on leases
 // and access reviews.
 func (a *AuditLog) Calls() (map[string]Calls, error) {
+	return a.count(func(resource string) bool { return resource != "leases" && !strings.HasSuffix(resource, "reviews") })
+}
+
+// CallsOn counts the same of one resource.
+func (a *AuditLog) CallsOn(resource string) (map[string]Calls, error) {
+	return a.count(func(of string) bool { return of == resource })
+}
+
+func (a *AuditLog) count(counts func(resource string) bool) (map[string]Calls, error) {
 	file, err := os.Open(a.Path)
 	if err != nil {
 		return nil, err
@@ -246,7 +255,7 @@ func (a *AuditLog) Calls() (map[string]Calls, error) {
 	if _, err := file.Seek(a.offset, io.SeekStart); err != nil {
 		return nil, err
 	}
-	counts := map[string]Calls{}
+	byAgent := map[string]Calls{}
 	scan := bufio.NewScanner(file)
 	scan.Buffer(nil, 4<<20)
 	for scan.Scan() {
@@ -257,11 +266,11 @@ func (a *AuditLog) Calls() (map[string]Calls, error) {
 		if json.Unmarshal(scan.Bytes(), &event) != nil || event.Stage != "ResponseComplete" {
 			continue
 		}
-		if event.ObjectRef.Resource == "leases" || strings.HasSuffix(event.ObjectRef.Resource, "reviews") {
+		if !counts(event.ObjectRef.Resource) {
 			continue
 		}
 		agent, _, _ := strings.Cut(event.UserAgent, "/")
-		calls := counts[agent]
+		calls := byAgent[agent]
 		switch event.Verb {
 		case "create", "update", "patch", "delete", "deletecollection":
 			calls.Writes++
@@ -270,7 +279,7 @@ func (a *AuditLog) Calls() (map[string]Calls, error) {
 		case "list":
 			calls.Lists++
 		}
-		counts[agent] = calls
+		byAgent[agent] = calls
 	}
-	return counts, scan.Err()
+	return byAgent, scan.Err()
 }

@@ -50,6 +50,7 @@ func main() {
 	pods := flag.Int("pods", 100, "pods in each of these clusters")
 	gates := flag.Int("gates", 0, "number of pods of StatefulSets for the rows of scheduling gates; 0 to skip them")
 	gone := flag.Duration("gone", 5*time.Minute, "for how long these rows have no controller")
+	room := flag.Duration("room", 0, "duration of the comparison of what a nearly full cluster offers with what it could take; 0 to skip it")
 	limit := flag.Duration("timeout", time.Hour, "timeout of the whole run")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -58,7 +59,7 @@ func main() {
 	if err == nil {
 		ctx, cancel := context.WithTimeout(ctx, *limit)
 		defer cancel()
-		err = run(ctx, *counts, *clusters, *pods, *gates, *gone)
+		err = run(ctx, *counts, *clusters, *pods, *gates, *gone, *room)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench-fabric:", err)
@@ -66,7 +67,7 @@ func main() {
 	}
 }
 
-func run(ctx context.Context, list string, clusters, pods, gates int, gone time.Duration) error {
+func run(ctx context.Context, list string, clusters, pods, gates int, gone, room time.Duration) error {
 	counts, err := parseCounts(list)
 	if err != nil {
 		return err
@@ -79,6 +80,15 @@ func run(ctx context.Context, list string, clusters, pods, gates int, gone time.
 	if gates > 0 {
 		err := within(ctx, func(e *environment) error {
 			report, err := runGates(ctx, e, gates, gone)
+			return errors.Join(err, report.Print(os.Stdout))
+		})
+		if err != nil {
+			return err
+		}
+	}
+	if room > 0 {
+		err := within(ctx, func(e *environment) error {
+			report, err := runRoom(ctx, e, room)
 			return errors.Join(err, report.Print(os.Stdout))
 		})
 		if err != nil {
@@ -208,6 +218,11 @@ func (e *environment) prepare(ctx context.Context, pods int) error {
 
 // install installs the driver at home, and returns a kubeconfig for the remote cluster.
 func (e *environment) install(ctx context.Context) (kubeconfig []byte, err error) {
+	return e.installWith(ctx, nil)
+}
+
+// installWith is install with changes of the values of remoteAccess.
+func (e *environment) installWith(ctx context.Context, changes chart.Values) (kubeconfig []byte, err error) {
 	e.addCleanup(func(ctx context.Context) error { return driver.UndefineOffloading(ctx, e.home) })
 	if err := driver.DefineOffloading(ctx, e.home); err != nil {
 		return nil, err
@@ -216,7 +231,7 @@ func (e *environment) install(ctx context.Context) (kubeconfig []byte, err error
 	if err := driver.Install(ctx, e.home, options); err != nil {
 		return nil, err
 	}
-	access, kubeconfig, err := driver.GrantAccess(ctx, e.home, e.remote, nil)
+	access, kubeconfig, err := driver.GrantAccess(ctx, e.home, e.remote, changes)
 	if access != nil {
 		e.addCleanup(access.Revoke)
 	}
