@@ -20,6 +20,7 @@ import (
 	"storage.liqo.io/sanity-tests/chart"
 	"storage.liqo.io/sanity-tests/driver"
 	"storage.liqo.io/sanity-tests/images"
+	"storage.liqo.io/sanity-tests/machine"
 )
 
 const (
@@ -375,6 +376,15 @@ func (c *crowd) startTenant(ctx context.Context) (stop func() error, err error) 
 		busy.Wait()
 		ctx, cancel := context.WithTimeout(parent, probeLimit)
 		defer cancel()
-		return pods.DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{})
+		if err := pods.DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
+			return err
+		}
+		return machine.Until(ctx, "the pods of the hostile tenant to be deleted", func() error {
+			left, err := pods.List(ctx, metav1.ListOptions{Limit: 1})
+			if err == nil && len(left.Items) > 0 {
+				err = fmt.Errorf("%s is there", left.Items[0].Name)
+			}
+			return err
+		})
 	}, nil
 }

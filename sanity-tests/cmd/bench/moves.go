@@ -612,8 +612,10 @@ func (w *podWatch) record(pod *corev1.Pod, err error, at time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	switch {
+	case apierrors.IsNotFound(err):
+		w.now = "it does not exist"
 	case err != nil:
-		w.now = err.Error()
+		// What it was is still the best answer.
 	case pod.DeletionTimestamp != nil:
 		w.now = "it is being deleted"
 	case !isReady(*pod):

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
@@ -55,10 +56,12 @@ func TestStopsOfAPodAreItsReplacements(t *testing.T) {
 	}
 	var watch podWatch
 	at := time.Now()
+	absent := apierrors.NewNotFound(corev1.Resource("pods"), "user-0")
+	watch.record(nil, errors.New("no answer"), at)
 	for second, one := range []*corev1.Pod{pod("a", "True"), pod("a", "True"), nil, pod("b", "False"), pod("b", "True"), pod("b", "False"), pod("b", "True")} {
 		var err error
 		if one == nil {
-			err = errors.New("not found")
+			err = absent
 		}
 		watch.record(one, err, at.Add(time.Duration(second)*time.Second))
 		if ready := one != nil && one.Status.Conditions[0].Status == "True"; ready != (watch.running() == nil) {
