@@ -45,7 +45,7 @@ func main() {
 	flag.StringVar(&moves.size, "move-size", "1Gi", "data in each volume that is moved, on disk twice; empty to skip moves")
 	flag.StringVar(&moves.fileSize, "move-file", "1Mi", "size of its files")
 	flag.Int64Var(&moves.change, "move-change", 1, "percent of it that change before the cut-over")
-	flag.DurationVar(&moves.settle, "move-settle", 11*time.Minute, "how long it does not change before that: passes read again what changed in the last ten minutes")
+	flag.DurationVar(&moves.settle, "move-settle", 11*time.Minute, "how long it does not change before the move: passes read again what had changed in the ten minutes before the last one")
 	moveVerify := flag.String("move-verify", "Incremental", "verifications of moves: Incremental, Full")
 	flag.BoolVar(&moves.tooShort, "move-too-short", true, "try a maxDowntime that cannot be met first")
 	limit := flag.Duration("timeout", 2*time.Hour, "timeout of the whole run")

@@ -51,7 +51,8 @@ type movePlan struct {
 	size, fileSize string
 	// change is how much of it changes before the cut-over, in percent.
 	change int64
-	// settle is how long the volume is unchanged before: a pass reads again what changed in the last ten minutes.
+	// settle is how long the volume is unchanged before the move: a pass reads again what changed in the ten minutes before the
+	// last one.
 	settle time.Duration
 	verify []string
 	// tooShort: try a maxDowntime that cannot be met first.
@@ -154,8 +155,12 @@ func (m *measuredMove) run(ctx context.Context) (row bench.MoveRow, err error) {
 	if err := m.data.Fill(source); err != nil {
 		return row, err
 	}
-	unchanged := time.Now()
-	fmt.Fprintf(os.Stderr, "moves: %s: %d files written, copying\n", m.route.name, m.data.Files())
+	fmt.Fprintf(os.Stderr, "moves: %s: %d files written, unchanged until %s\n", m.route.name, m.data.Files(), time.Now().Add(m.plan.settle).Format(time.TimeOnly))
+	select {
+	case <-ctx.Done():
+		return row, context.Cause(ctx)
+	case <-time.After(m.plan.settle):
+	}
 	row = bench.MoveRow{Route: m.route.name, Class: m.route.class, Verify: m.verify, Bytes: m.data.Bytes, Files: m.data.Files()}
 	if row.Warm, err = m.copyWarm(ctx); err != nil {
 		return row, err
@@ -166,12 +171,11 @@ func (m *measuredMove) run(ctx context.Context) (row bench.MoveRow, err error) {
 		if _, err := m.data.Change(source, 1, m.plan.change); err != nil {
 			return row, err
 		}
-		unchanged = time.Now()
 		if row.TooShort, err = m.tryTooShort(ctx, watch); err != nil {
 			return row, err
 		}
 	}
-	if err := m.settle(ctx, unchanged); err != nil {
+	if err := m.nextPass(ctx); err != nil {
 		return row, err
 	}
 	if row.Changed, err = m.data.Change(source, 2, m.plan.change); err != nil {
@@ -326,25 +330,18 @@ func (m *measuredMove) copyWarm(ctx context.Context) (time.Duration, error) {
 	return time.Since(begin), err
 }
 
-// settle waits until all files have been unchanged for long enough, and a pass has begun and ended after that.
-func (m *measuredMove) settle(ctx context.Context, unchanged time.Time) error {
-	fmt.Fprintf(os.Stderr, "moves: %s: waiting until %s\n", m.route.name, unchanged.Add(m.plan.settle).Format(time.TimeOnly))
-	select {
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-time.After(time.Until(unchanged.Add(m.plan.settle))):
-	}
+// nextPass waits until another pass has ended, which finds few changes.
+func (m *measuredMove) nextPass(ctx context.Context) error {
 	before, err := m.status(ctx)
 	if err != nil {
 		return err
 	}
-	// The first of two may have begun before. After a restart of the controller they are counted anew.
-	return m.until(ctx, "two more passes", m.copyLimit(), func() error {
+	return m.until(ctx, "another pass", m.copyLimit(), func() error {
 		now, err := m.status(ctx)
 		if err != nil {
 			return err
 		}
-		if now.phase != "Ready" || now.passes < before.passes+2 {
+		if now.phase != "Ready" || now.passes == before.passes {
 			return fmt.Errorf("the move is %s, after %d passes, and %d before: %s", now.phase, now.passes, before.passes, now.waitingFor)
 		}
 		return nil
