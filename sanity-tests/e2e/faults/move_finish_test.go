@@ -2,6 +2,8 @@ package faults
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io/fs"
@@ -10,12 +12,14 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
+	"storage.liqo.io/sanity-tests/bench"
 	"storage.liqo.io/sanity-tests/e2e/user"
 	"storage.liqo.io/sanity-tests/storage"
 )
@@ -25,9 +29,9 @@ var movedFiles = flag.Int("moved-files", 2000, "number of files in the moves who
 // rootTime is the time of the root of these volumes. The removal of the journal changes it, and the mover restores it.
 var rootTime = time.Date(2001, 2, 3, 4, 5, 6, 0, time.UTC)
 
-// The controller crashes after its commit, before the journal is removed from the new volume: the next one removes it.
+// The controller is killed after its commit, before the journal is removed from the new volume: the next one removes it.
 func (w *walk) moveFinishedByTheNext(t *testing.T, b *remoteSetup) {
-	target := w.crashAtCommit(t, b, nil)
+	target := b.killAtCommit(t, false)
 	b.waitMoveWithin(t, "Retaining")
 	if left := journals(t, target); len(left) > 0 {
 		t.Errorf("the journal is left: %v", left)
@@ -36,47 +40,82 @@ func (w *walk) moveFinishedByTheNext(t *testing.T, b *remoteSetup) {
 	b.endFinishedMove(t)
 }
 
-// The same, and the mover of the target is killed before the next controller runs. The move continues, with complete data,
-// and the journal may be left.
+// The same, and the mover of the target is killed too. The move continues, with complete data, and the journal may be left.
 func (w *walk) moveFinishedWithoutMover(t *testing.T, b *remoteSetup) {
-	target := w.crashAtCommit(t, b, func() { b.killTargetMover(t) })
+	target := b.killAtCommit(t, true)
 	b.waitMoveWithin(t, "Retaining")
 	t.Logf("what is left of the journal: %v", journals(t, target))
 	wantMovedFiles(t, target, false)
 	b.endFinishedMove(t)
 }
 
-// crashAtCommit moves files to the other cluster. The controller crashes at each write of the status from the drain on,
-// until the move is committed; then it calls then at once. It returns the folder of the new volume.
-func (w *walk) crashAtCommit(t *testing.T, b *remoteSetup, then func()) (target string) {
+// killAtCommit moves files to the other cluster, and kills the controller, and the mover of the target if told so, as soon
+// as the move is committed. It returns the folder of the new volume.
+func (b *remoteSetup) killAtCommit(t *testing.T, moverToo bool) (target string) {
 	t.Helper()
 	b.createWritten(t)
 	b.home.DeletePod("writer")
 	createMovedFiles(t, storage.BackendOf(b.home.Cluster, storage.Reference).Data(b.home.WaitVolume("data").Real.Spec.CSI.VolumeHandle))
-	b.home.Move(moveName, "data", "target: {nodeName: "+b.id+"}, cutover: {mode: Manual}")
+	began := time.Now()
+	b.home.Move(moveName, "data", "target: {nodeName: "+b.id+"}, cutover: {mode: Manual, maxDowntime: 2h}")
 	b.waitMoveWithin(t, "Ready")
+	t.Logf("%d files: copied after %s", *movedFiles, time.Since(began).Round(time.Second))
 	target = b.targetFolder()
-	b.home.PatchMove(moveName, `{"cutover":{"requested":true,"maxDowntime":"2h"}}`)
-	b.waitMoveWithin(t, "Draining", "Finishing")
-	for crashes := 1; ; crashes++ {
-		controller := w.crashController(t, b.home, []string{"after-move-status"})
-		b.waitFileEmpty(t, controller.file)
-		stage := b.moveStage(t)
-		if stage == "Committed" {
-			if then != nil {
-				then()
+	mover := b.targetMover(t)
+	installed, err := bench.Find(t.Context(), b.home.Client)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The only replica: a wait would be too slow then.
+	controllers, err := installed.Processes(bench.Controller)
+	if err != nil || len(controllers) != 1 {
+		t.Fatalf("there are %d controllers: %v", len(controllers), err)
+	}
+	waitCommitted := b.watchCommit(t)
+	b.home.PatchMove(moveName, `{"cutover":{"requested":true}}`)
+	waitCommitted()
+	err = syscall.Kill(controllers[0].PID, syscall.SIGKILL)
+	if moverToo {
+		err = errors.Join(err, killContainer(mover))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(journals(t, target)) == 0 {
+		t.Error("the journal was removed before: this does not test what it should")
+	}
+	return target
+}
+
+// watchCommit watches the move. The returned function returns as soon as it is committed.
+func (b *remoteSetup) watchCommit(t *testing.T) (wait func()) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), moveLimit())
+	t.Cleanup(cancel)
+	events, err := b.home.Client.Discovery().RESTClient().Get().
+		AbsPath("/apis/storage.liqo.io/v1alpha1/namespaces", b.home.Name, "volumemoves").Param("watch", "true").Stream(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		t.Helper()
+		defer events.Close()
+		for decoder := json.NewDecoder(events); ; {
+			var event struct {
+				Object struct {
+					Status struct{ Stage struct{ Name string } }
+				}
 			}
-			if len(journals(t, target)) == 0 {
-				t.Error("the journal was removed before: this does not test what it should")
+			if err := decoder.Decode(&event); err != nil {
+				t.Fatalf("watch the move until it is committed: %v", err)
 			}
-			w.waitCrashed(t, b.home, controller)
-			t.Logf("%d files: committed at crash %d", *movedFiles, crashes)
-			return target
+			switch event.Object.Status.Stage.Name {
+			case "Committed":
+				return
+			case "Returning", "Retaining":
+				t.Fatalf("the commit was missed: the move is %s", event.Object.Status.Stage.Name)
+			}
 		}
-		if !slices.Contains([]string{"Draining", "Finishing", "Verifying", "Gating"}, stage) {
-			t.Fatalf("after crash %d the stage is %s: the commit was missed", crashes, stage)
-		}
-		w.waitCrashed(t, b.home, controller)
 	}
 }
 
@@ -89,37 +128,14 @@ func (b *remoteSetup) endFinishedMove(t *testing.T) {
 	b.discard()
 }
 
-// moveStage is the stage in the status of the move.
-func (b *remoteSetup) moveStage(t *testing.T) (stage string) {
-	t.Helper()
-	b.home.Eventually("the stage of the move is known", func(ctx context.Context) (string, error) {
-		move, err := b.home.Object(ctx, "volumemove", moveName)
-		stage = user.Text(move, "status", "stage", "name")
-		return "", err
-	})
-	return stage
-}
-
-// waitFileEmpty waits until a process has crashed at all points of a file.
-func (b *remoteSetup) waitFileEmpty(t *testing.T, file string) {
-	t.Helper()
-	for end := time.Now().Add(user.Timeout); ; time.Sleep(20 * time.Millisecond) {
-		left, err := os.ReadFile(file)
-		if err == nil && strings.TrimSpace(string(left)) == "" {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatalf("the process has not crashed: %q, %v", left, err)
-		}
-	}
-}
+// moveLimit is for passes over all files.
+func moveLimit() time.Duration { return user.Timeout + time.Duration(*movedFiles/200)*time.Second }
 
 // waitMoveWithin is WaitMove with time for all files.
 func (b *remoteSetup) waitMoveWithin(t *testing.T, phases ...string) {
 	t.Helper()
-	limit := user.Timeout + time.Duration(*movedFiles/200)*time.Second
 	last := "unknown"
-	for end := time.Now().Add(limit); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+	for end := time.Now().Add(moveLimit()); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
 		phase, status, err := b.home.MoveStatus(t.Context(), moveName)
 		if slices.Contains(phases, phase) {
 			return
@@ -134,28 +150,22 @@ func (b *remoteSetup) waitMoveWithin(t *testing.T, phases ...string) {
 	t.Fatalf("the move is not %v: %s", phases, last)
 }
 
-// killTargetMover kills the process of the target's mover, and deletes its pod.
-func (b *remoteSetup) killTargetMover(t *testing.T) {
+// targetMover returns the id of the container of the target's mover.
+func (b *remoteSetup) targetMover(t *testing.T) (container string) {
 	t.Helper()
-	pods := b.remote.Client.CoreV1().Pods(b.remote.Name)
-	found, err := pods.List(t.Context(), metav1.ListOptions{LabelSelector: "storage.liqo.io/move-side=target"})
+	found, err := b.remote.Client.CoreV1().Pods(b.remote.Name).List(t.Context(), metav1.ListOptions{LabelSelector: "storage.liqo.io/move-side=target"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	killed := 0
 	for _, pod := range found.Items {
-		for _, container := range pod.Status.ContainerStatuses {
-			if _, id, running := strings.Cut(container.ContainerID, "://"); running && container.State.Running != nil {
-				if err := killContainer(id); err != nil {
-					t.Error(err)
-				}
-				killed++
+		for _, status := range pod.Status.ContainerStatuses {
+			if _, id, running := strings.Cut(status.ContainerID, "://"); running && status.State.Running != nil {
+				return id
 			}
 		}
 	}
-	if killed == 0 {
-		t.Fatal("no mover of the target runs")
-	}
+	t.Fatalf("no mover of the target runs among %d pods", len(found.Items))
+	return ""
 }
 
 // targetFolder returns the host's path of the new volume while it is copied.
