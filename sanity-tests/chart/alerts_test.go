@@ -50,7 +50,7 @@ func alerts(t *testing.T, values Values, apiVersions string) (rule prometheusRul
 	return rule, found
 }
 
-func TestAlertsAreThereWherePrometheusOperatorIs(t *testing.T) {
+func TestAlertsAreRenderedForPrometheusOperator(t *testing.T) {
 	of := func(enabled any) Values { return Values{"prometheusRule": Values{"enabled": enabled}} }
 	for name, one := range map[string]struct {
 		values      Values
@@ -77,7 +77,7 @@ var metricName = regexp.MustCompile(`\bliqo_csi_[a-z_]+`)
 
 // Each alert uses metrics that the driver exports and the documentation lists, and has a heading
 // there with what to do. The test of links checks that the heading exists.
-func TestEveryAlertIsAboutAMetricAndSaysWhatToDo(t *testing.T) {
+func TestEveryAlertHasMetricsAndInstructions(t *testing.T) {
 	rule, _ := alerts(t, nil, prometheusOperator)
 	root := filepath.Join(helm(t).chart, "..", "..", "..")
 	documented, err := os.ReadFile(filepath.Join(root, "docs", "operations.md"))

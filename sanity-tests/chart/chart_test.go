@@ -72,7 +72,7 @@ var everything = Values{
 	},
 }
 
-func TestEveryObjectIsOneThatKubernetesKnows(t *testing.T) {
+func TestEveryObjectIsValidAndLabelled(t *testing.T) {
 	for name, values := range map[string]Values{
 		"defaults": nil, "everything": everything,
 		"remote, full": remote("full"), "remote, namespaced": remote("namespaced", "apps"), "remote, minimal": remote("minimal", "apps"),
@@ -91,7 +91,7 @@ func TestEveryObjectIsOneThatKubernetesKnows(t *testing.T) {
 	}
 }
 
-func TestNamespaceOfTwinsIsNeverOwned(t *testing.T) {
+func TestNamespaceOfTwinsIsNotPartOfTheRelease(t *testing.T) {
 	for _, object := range render(t, everything) {
 		if namespace, is := object.(*corev1.Namespace); is {
 			t.Errorf("the chart owns the namespace %s: an uninstall would take the data along", namespace.Name)
@@ -131,7 +131,7 @@ func TestExpansionDoesNotWaitForPodsToEnd(t *testing.T) {
 	}
 }
 
-func TestSnapshotsAreServedWhereTheirKindsAre(t *testing.T) {
+func TestSnapshotterRunsWhereSnapshotKindsExist(t *testing.T) {
 	for name, one := range map[string]struct {
 		enabled     any
 		apiVersions string
@@ -171,7 +171,7 @@ func TestCapacityIsNotPublishedTwice(t *testing.T) {
 	}
 }
 
-func TestNothingOfOursRunsOnVirtualNodes(t *testing.T) {
+func TestChartKeepsDriverPodsOffVirtualNodes(t *testing.T) {
 	objects := render(t, nil)
 	for name, pod := range map[string]corev1.PodSpec{
 		"controller": only[*appsv1.Deployment](t, objects).Spec.Template.Spec,
@@ -188,7 +188,7 @@ func TestNothingOfOursRunsOnVirtualNodes(t *testing.T) {
 	}
 }
 
-func TestNodePluginSeesKubeletsPathsUnderTheirOwnNames(t *testing.T) {
+func TestNodePluginMountsKubeletPathsUnchanged(t *testing.T) {
 	const root = "/var/lib/k0s/kubelet"
 	daemonSet := only[*appsv1.DaemonSet](t, render(t, Values{"kubeletRoot": root}))
 	containers := daemonSet.Spec.Template.Spec.Containers
@@ -235,7 +235,7 @@ func TestClassParameters(t *testing.T) {
 }
 
 // The value of a class takes precedence. Without one, expansion is allowed if there is a resizer.
-func TestExpansionIsAllowedWhereItIsDone(t *testing.T) {
+func TestExpansionIsAllowedWhereAResizerRuns(t *testing.T) {
 	silent := Values{"storageClasses": []Values{{"name": "silent"}}}
 	if of := only[*storagev1.StorageClass](t, render(t, silent)); !*of.AllowVolumeExpansion {
 		t.Error("a class that says nothing does not allow expansion")
@@ -260,7 +260,7 @@ func withoutResizer(values Values) Values {
 	return values
 }
 
-func TestWhatCannotWorkIsRefused(t *testing.T) {
+func TestInvalidValuesAreRefused(t *testing.T) {
 	class := func(more Values) Values {
 		class := Values{"name": "liqo"}
 		for key, value := range more {
@@ -304,7 +304,7 @@ func TestWhatCannotWorkIsRefused(t *testing.T) {
 }
 
 // Each rule has a comment with its purpose.
-func TestEveryRuleOfRBACIsExplained(t *testing.T) {
+func TestEveryRuleOfRBACHasAComment(t *testing.T) {
 	for _, file := range []string{"rbac-controller.yaml", "rbac-node.yaml", "remote-access.yaml", "user-roles.yaml", "tests/installation.yaml"} {
 		text, err := os.ReadFile(filepath.Join(helm(t).chart, "templates", file))
 		if err != nil {

@@ -122,7 +122,7 @@ func TestLabelsAreAddedToObjectsAndPods(t *testing.T) {
 	}
 }
 
-func TestPodsAreSpreadAsTheValuesSay(t *testing.T) {
+func TestPodSpreadIsConfigurable(t *testing.T) {
 	term := Values{"topologyKey": "topology.kubernetes.io/zone", "labelSelector": Values{"matchLabels": Values{"a": "b"}}}
 	settings := func() Values {
 		return Values{
@@ -154,7 +154,7 @@ func TestPodsAreSpreadAsTheValuesSay(t *testing.T) {
 
 // Users who may edit a namespace may not stop its pods by a move, unless an administrator allows
 // it.
-func TestUsersMayReadAndNoMore(t *testing.T) {
+func TestUsersMayOnlyRead(t *testing.T) {
 	in := func(values Values, role string) string {
 		var in []string
 		for label := range named[*rbacv1.ClusterRole](t, render(t, values), role).Labels {

@@ -59,7 +59,7 @@ func TestFabricRunsUnprivilegedUnderItsOwnAccount(t *testing.T) {
 }
 
 // A drain leaves one of its replicas, and is not blocked by pods that are never ready.
-func TestFabricIsNotDrainedAsAWhole(t *testing.T) {
+func TestDrainLeavesOneReplicaOfTheFabric(t *testing.T) {
 	var found bool
 	for _, object := range render(t, Values{"fabric": Values{"enabled": true}}) {
 		budget, is := object.(*policyv1.PodDisruptionBudget)
@@ -81,7 +81,7 @@ func TestFabricIsNotDrainedAsAWhole(t *testing.T) {
 
 // The right to approve covers the serving certificates of all kubelets. The fabric, which parses
 // responses of remote clusters, never has it.
-func TestControllerApprovesCertificatesOnlyIfToldTo(t *testing.T) {
+func TestControllerApprovesCertificatesOnlyIfEnabled(t *testing.T) {
 	for _, one := range []struct{ fabric, approves, may bool }{{true, false, false}, {true, true, true}, {false, true, false}} {
 		values := Values{"enabled": one.fabric, "streams": Values{"approveCertificates": one.approves}}
 		var may, told bool
@@ -110,7 +110,7 @@ func TestControllerApprovesCertificatesOnlyIfToldTo(t *testing.T) {
 
 // RBAC grants rights on all namespaces, pods and bindings: policies restrict the identity to its
 // own.
-func TestRemoteFabricIsHeldToItsNamespaces(t *testing.T) {
+func TestRemoteFabricIsLimitedToItsNamespaces(t *testing.T) {
 	const role = "liqo-csi-remote.liqo-csi"
 	values := remote("fabric")
 	values["remoteAccess"].(Values)["subjects"] = []Values{
@@ -179,7 +179,7 @@ func TestRemoteFabricIsHeldToItsNamespaces(t *testing.T) {
 
 // Two home clusters that share a remote cluster are distinguished by the id in the values of the
 // remote chart.
-func TestRemoteFabricIsHeldToItsHomeCluster(t *testing.T) {
+func TestRemoteFabricIsLimitedToItsHomeCluster(t *testing.T) {
 	const role = "liqo-csi-remote.liqo-csi"
 	values := remote("fabric")
 	values["remoteAccess"].(Values)["homeClusterID"] = "milan-1"
@@ -224,7 +224,7 @@ func TestRemoteClusterSuggestsLabels(t *testing.T) {
 
 // An identity that writes EndpointSlices can lead the users of a Service to any address, unless a
 // value limits the addresses.
-func TestRemoteFabricWritesNoAddressesButThoseItIsAllowed(t *testing.T) {
+func TestRemoteFabricWritesOnlyAllowedAddresses(t *testing.T) {
 	const policy = "liqo-csi-remote.liqo-csi-endpointslices"
 	mentions := func(values Values, text string) bool {
 		found := named[*admissionv1.ValidatingAdmissionPolicy](t, render(t, values), policy)
@@ -276,7 +276,7 @@ func TestExternalNamesCanBeRefused(t *testing.T) {
 }
 
 // An identity that lists all pods can read the specs of all of them.
-func TestAllPodsAreListedOnlyIfThatIsAskedFor(t *testing.T) {
+func TestAllPodsAreListedOnlyIfEnabled(t *testing.T) {
 	for _, asked := range []bool{true, false} {
 		values := remote("fabric")
 		values["remoteAccess"].(Values)["freeCapacity"] = asked
@@ -357,7 +357,7 @@ func TestFabricReadsSecretsOnlyWhereItBindsItsRole(t *testing.T) {
 
 // If its parameter is missing, a policy refuses all requests that it matches, so it only matches
 // those of the fabric for bindings.
-func TestPolicyWithAParameterIsAboutTheFabricAlone(t *testing.T) {
+func TestPolicyWithAParameterMatchesOnlyTheFabric(t *testing.T) {
 	var found bool
 	for _, object := range render(t, Values{"fabric": Values{"enabled": true}}) {
 		policy, is := object.(*admissionv1.ValidatingAdmissionPolicy)

@@ -15,7 +15,7 @@ import (
 
 // Policies enforce what RBAC cannot express: the owner of a node, and which fields of a pod may be
 // written.
-func TestFabricIsHeldToItsNodesAndTheirPods(t *testing.T) {
+func TestFabricIsLimitedToItsNodesAndTheirPods(t *testing.T) {
 	objects := render(t, Values{"fabric": Values{"enabled": true}})
 	for name, resources := range map[string][]string{
 		"fabric-pods":      {"pods", "pods/status", "pods/ephemeralcontainers", "pods/resize"},
@@ -67,7 +67,7 @@ func TestSomeNamespacesAreNeverOffloaded(t *testing.T) {
 }
 
 // An identity that may patch PersistentVolumes could bind a volume to a claim of another namespace.
-func TestVolumesOfARemoteClusterStayWithTheirNamespaces(t *testing.T) {
+func TestRemoteVolumesStayInTheirNamespaces(t *testing.T) {
 	for level, fenced := range map[string]bool{"minimal": false, "namespaced": true, "full": true, "fabric": true} {
 		values := Values{"only": true, "level": level, "namespaces": []string{"shop"}, "homeClusterID": homeID}
 		if level == "full" || level == "fabric" {
@@ -113,7 +113,7 @@ func remoteFabric(changes Values) Values {
 
 // All fields of the baseline of the Pod Security Standards are limited, as of Kubernetes 1.36,
 // unless the cluster allows more.
-func TestPodsThereAreHeldToTheBaseline(t *testing.T) {
+func TestRemotePodsMustMeetTheBaseline(t *testing.T) {
 	// Fields that the fabric never sets are always refused.
 	always := []string{"hostNetwork", "hostPID", "hostIPC", "hostPath", "flexVolume", "gitRepo", "automountServiceAccountToken", "nodeName", "'system-'"}
 	baseline := []string{
@@ -147,7 +147,7 @@ func TestPodsThereAreHeldToTheBaseline(t *testing.T) {
 
 // The Pod Security label enforces the standard a second time, also for others with rights in the
 // namespace.
-func TestNamespacesThereHaveAPodSecurityLabel(t *testing.T) {
+func TestRemoteNamespacesHaveAPodSecurityLabel(t *testing.T) {
 	for level, text := range map[string]string{
 		"":           validations(t, remoteFabric(nil), "liqo-csi-remote.liqo-csi"),
 		"privileged": validations(t, remoteFabric(Values{"podSecurity": "privileged"}), "liqo-csi-remote.liqo-csi"),
@@ -167,7 +167,7 @@ func TestNamespacesThereHaveAPodSecurityLabel(t *testing.T) {
 
 // The home cluster chooses the cluster-scoped objects that its pods refer to, except priority
 // classes, unless values limit them.
-func TestWhatPodsThereNameCanBeLimited(t *testing.T) {
+func TestReferencesOfRemotePodsCanBeLimited(t *testing.T) {
 	for value, judged := range map[string]string{
 		"priorityClasses": "priorityClassName.orValue('') in ['a']", "runtimeClasses": "runtimeClassName.orValue('') in ['a']",
 		"inlineDrivers": "v.csi.driver in ['a']", "taints": "t.?key.orValue('') in ['a']",
@@ -191,7 +191,7 @@ func TestWhatPodsThereNameCanBeLimited(t *testing.T) {
 
 // An identity that may create pods in a namespace can use everything in it, so the fields of movers
 // are limited.
-func TestMoversThereAreFenced(t *testing.T) {
+func TestRemoteMoversAreRestricted(t *testing.T) {
 	const movers = "liqo-csi-remote.liqo-csi-movers"
 	for _, level := range []string{"namespaced", "minimal"} {
 		access := Values{"only": true, "level": level, "namespaces": []string{"shop"}, "subjects": []Values{{"kind": "Group", "name": "home"}}}
@@ -244,7 +244,7 @@ func TestMoversThereAreFenced(t *testing.T) {
 
 // The ports of the fabric for metrics and for streams are reachable only from where their values
 // say.
-func TestPortsOfTheFabricAreLimited(t *testing.T) {
+func TestAccessToPortsOfTheFabricIsLimited(t *testing.T) {
 	from := []Values{{"ipBlock": Values{"cidr": "10.0.0.0/24"}}}
 	values := Values{"fabric": Values{"enabled": true, "streams": Values{"port": 9000, "ports": 3, "from": from}}}
 	for _, limited := range []bool{true, false} {

@@ -107,7 +107,7 @@ func ofHelm(release string) map[string]string {
 }
 
 // If the definition of another tool were replaced, all objects would be changed or lost.
-func TestKindOfOffloadingIsDefinedUnlessSomebodyElseDefinesIt(t *testing.T) {
+func TestOffloadingCRDIsInstalledUnlessItExists(t *testing.T) {
 	for name, one := range map[string]struct {
 		there   any
 		values  Values
@@ -140,7 +140,7 @@ func TestKindOfOffloadingIsDefinedUnlessSomebodyElseDefinesIt(t *testing.T) {
 }
 
 // Not even if a value requests it: Helm adopts no objects of others.
-func TestKindOfOffloadingThatIsLiqosIsNotOverwritten(t *testing.T) {
+func TestOffloadingCRDOfLiqoIsNotOverwritten(t *testing.T) {
 	of := cluster(t, map[string]any{definitionPath: definition(nil)})
 	_, err := of.RenderAt(t.Context(), Release, Namespace, offloading(Values{"definition": true}))
 	if err == nil || !strings.Contains(err.Error(), "cannot be imported into the current release") {
@@ -153,7 +153,7 @@ func defines(text []byte) bool {
 }
 
 // Tools that render without a cluster, such as Argo CD, need a value.
-func TestKindOfOffloadingIsDefinedWithoutAClusterToAsk(t *testing.T) {
+func TestOffloadingCRDIsRenderedWithoutACluster(t *testing.T) {
 	for name, one := range map[string]struct {
 		values  Values
 		defined bool
@@ -174,7 +174,7 @@ func TestKindOfOffloadingIsDefinedWithoutAClusterToAsk(t *testing.T) {
 }
 
 // Helm reads the existing object, and deletes it unless an annotation of that object prevents it.
-func TestDefinitionThatTookThePlaceOfOursIsNotTakenAway(t *testing.T) {
+func TestOffloadingCRDThatReplacedOursIsNotDeleted(t *testing.T) {
 	annotations := ofHelm(Release)
 	annotations["storage.liqo.io/defines-offloading"] = "true"
 	fabric := object("apps/v1", "Deployment", "liqo-csi-fabric", annotations)

@@ -9,7 +9,7 @@ import (
 )
 
 // Every write of a pod's metadata or status is validated, except for pods without the marks.
-func TestMarksOfPodsAreTheFabrics(t *testing.T) {
+func TestOnlyTheFabricWritesItsMarksOnPods(t *testing.T) {
 	const name = "fabric-marks-of-pods.storage.liqo.io"
 	objects := render(t, Values{"fabric": Values{"enabled": true}})
 	isBound(t, objects, name)

@@ -22,7 +22,7 @@ func offloading(settings Values) Values {
 }
 
 // Where no policy can change pods, one that only validates them would refuse every pod.
-func TestPodsAreChangedWhereKubernetesCan(t *testing.T) {
+func TestPodsAreMutatedWhereKubernetesSupportsIt(t *testing.T) {
 	for name, one := range map[string]struct {
 		values      Values
 		apiVersions string
@@ -51,7 +51,7 @@ func TestPodsAreChangedWhereKubernetesCan(t *testing.T) {
 }
 
 // Kubernetes counts the nodes of a DaemonSet by its template.
-func TestDaemonSetsAreKeptOffVirtualNodesIfThatIsAskedFor(t *testing.T) {
+func TestDaemonSetsAreKeptOffVirtualNodesIfEnabled(t *testing.T) {
 	const name = "daemonsets.storage.liqo.io"
 	asked := offloading(Values{"policies": true, "keepDaemonSetsOff": true})
 	policy := named[*admissionv1.MutatingAdmissionPolicy](t, render(t, asked), name)
@@ -74,7 +74,7 @@ func TestDaemonSetsAreKeptOffVirtualNodesIfThatIsAskedFor(t *testing.T) {
 	}
 }
 
-func TestPoliciesOfPodsFailAsTheyShould(t *testing.T) {
+func TestFailurePolicyOfPodPolicies(t *testing.T) {
 	objects := render(t, offloading(Values{"policies": true}))
 	for _, name := range []string{"offloaded-pods.storage.liqo.io", "avoided-clusters.storage.liqo.io", "other-pods.storage.liqo.io", "copied-marks-of-pods.storage.liqo.io"} {
 		policy := named[*admissionv1.MutatingAdmissionPolicy](t, objects, name)
@@ -142,7 +142,7 @@ func TestPoliciesOfPodsFailAsTheyShould(t *testing.T) {
 }
 
 // Controllers ignore warnings, so the policy checks their templates and the pods that users create.
-func TestRequiredPodAffinityIsWarnedOf(t *testing.T) {
+func TestRequiredPodAffinityCausesAWarning(t *testing.T) {
 	const name = "pod-affinity.storage.liqo.io"
 	objects := render(t, offloading(Values{"policies": true}))
 	policy := named[*admissionv1.ValidatingAdmissionPolicy](t, objects, name).Spec
@@ -164,7 +164,7 @@ func TestRequiredPodAffinityIsWarnedOf(t *testing.T) {
 }
 
 // A pod that every remote cluster refuses would wait there forever, and so would its volumes.
-func TestPodsThatRemoteClustersRefuseAreNotSent(t *testing.T) {
+func TestPodsThatRemoteClustersRefuseAreNotOffloaded(t *testing.T) {
 	fence := named[*admissionv1.ValidatingAdmissionPolicy](t, render(t, remote("fabric")), "liqo-csi-remote.liqo-csi-pods")
 	objects := render(t, offloading(Values{"policies": true}))
 	const name = "offloaded-pods.storage.liqo.io"
@@ -221,7 +221,7 @@ func TestFabricMayOnlyLabelNamespaces(t *testing.T) {
 }
 
 // The peer of a mover may be in another cluster.
-func TestMoversMayBeDialledFromOutside(t *testing.T) {
+func TestMoversAcceptConnectionsFromOtherClusters(t *testing.T) {
 	rule := named[*networkingv1.NetworkPolicy](t, render(t, nil), "liqo-csi-movers").Spec.Ingress
 	if len(rule) != 1 || len(rule[0].From) != 0 || len(rule[0].Ports) != 1 || rule[0].Ports[0].Port.IntValue() != 7401 {
 		t.Errorf("%v", rule)
@@ -229,7 +229,7 @@ func TestMoversMayBeDialledFromOutside(t *testing.T) {
 }
 
 // Reserved words of CEL cannot be names of variables: the API server refuses the policy.
-func TestVariablesAreNoWordsOfCEL(t *testing.T) {
+func TestVariablesAreNoReservedWordsOfCEL(t *testing.T) {
 	reserved := strings.Fields("as break const continue else false for function if import in let loop namespace null package return true var void while")
 	for _, values := range []Values{offloading(Values{"policies": true}), remote("fabric")} {
 		for _, object := range render(t, values) {

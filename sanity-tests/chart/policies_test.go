@@ -122,7 +122,7 @@ func volume(policy string) string {
 // The driver may write the volumes of its twins (crates/twin: reclaim, holder, delete;
 // crates/moves: gate; crates/controllers: recovery), and with the same rights no data of others is
 // deleted.
-func TestWritesOnVolumesThereAreThoseOfTheDriver(t *testing.T) {
+func TestRemoteVolumesAllowOnlyTheDriversWrites(t *testing.T) {
 	gate := func(gated string) string {
 		return `"storage.liqo.io/gate": "{\"version\":1,\"move\":\"m\",\"gate\":1` + gated + `}"`
 	}
@@ -200,7 +200,7 @@ func TestWritesOnVolumesThereAreThoseOfTheDriver(t *testing.T) {
 }
 
 // The same for the data of snapshots.
-func TestWritesOnSnapshotContentsThereAreThoseOfTheDriver(t *testing.T) {
+func TestRemoteSnapshotContentsAllowOnlyTheDriversWrites(t *testing.T) {
 	content := func(policy, snapshot string) string {
 		return `{"metadata": {"name": "c"}, "spec": {"deletionPolicy": "` + policy + `", "driver": "d", "source": {"volumeHandle": "h"},
 			"volumeSnapshotRef": {"namespace": "shop", "name": "` + snapshot + `"}}}`
@@ -226,7 +226,7 @@ func TestWritesOnSnapshotContentsThereAreThoseOfTheDriver(t *testing.T) {
 }
 
 // RBAC cannot tell a twin from a claim or snapshot of others.
-func TestClaimsThereOfOthersStay(t *testing.T) {
+func TestRemoteClaimsOfOthersAreProtected(t *testing.T) {
 	labelled := func(labels ...string) json.RawMessage {
 		object := map[string]any{"metadata": map[string]any{"name": "data", "namespace": "shop", "labels": labelsOf(labels)}}
 		text, err := json.Marshal(object)
@@ -291,7 +291,7 @@ func namespaceThere(name string) *corev1.Namespace {
 
 // Annotations of namespaces grant as much as labels: a project of Rancher, ids of users on
 // OpenShift.
-func TestNamespacesThereHaveNoOtherMarks(t *testing.T) {
+func TestRemoteNamespacesAllowNoOtherMetadata(t *testing.T) {
 	of := func(label, annotation string) request {
 		namespace := namespaceThere("shop-rome")
 		if label != "" {
@@ -321,7 +321,7 @@ func TestNamespacesThereHaveNoOtherMarks(t *testing.T) {
 }
 
 // A priority pre-empts pods of the cluster. Pods have none unless it is listed, also if it is the default.
-func TestPodsThereHaveNoPriorityUnlessItIsListed(t *testing.T) {
+func TestRemotePodsHaveOnlyListedPriorities(t *testing.T) {
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop-rome", Labels: map[string]string{"fabric.storage.liqo.io/home": homeID}}}
 	pod := func(class string, priority int) request {
 		text := fmt.Sprintf(`{"metadata": {"name": "p"}, "spec": {"containers": [{"name": "a", "image": "a"}], "automountServiceAccountToken": false,
@@ -341,7 +341,7 @@ func TestPodsThereHaveNoPriorityUnlessItIsListed(t *testing.T) {
 
 // What an attacker in the fabric's process may not write: other nodes, their pods, and what their own pods run. Policies
 // decide it, for the fabric's rights are on all nodes and pods.
-func TestRequestsOfTheFabricAreHeldToItsNodes(t *testing.T) {
+func TestRequestsOfTheFabricAreLimitedToItsNodes(t *testing.T) {
 	const fabricUser = "system:serviceaccount:liqo-csi:liqo-csi-fabric"
 	pod := func(node, image, phase, mark string) json.RawMessage {
 		return json.RawMessage(fmt.Sprintf(`{"metadata": {"name": "p", "namespace": "shop", "labels": {"app": "shop"}, "annotations": {%s}},
@@ -438,7 +438,7 @@ func TestOffloadingOfSystemNamespacesIsRefused(t *testing.T) {
 }
 
 // The home cluster chooses the names of its remote namespaces, unless a value limits them.
-func TestNamesOfNamespacesThereAreThoseOfTheValue(t *testing.T) {
+func TestNamesOfRemoteNamespacesMatchTheValue(t *testing.T) {
 	named := func(name string) request {
 		namespace := namespaceThere(name)
 		text, err := json.Marshal(namespace)

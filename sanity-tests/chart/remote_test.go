@@ -36,7 +36,7 @@ func session(level string, namespaces ...string) Values {
 	return values
 }
 
-func TestRemoteSideIsAnIdentityAndNothingElse(t *testing.T) {
+func TestRemoteAccessRendersOnlyAnIdentity(t *testing.T) {
 	const account, token = "ServiceAccount liqo-csi/liqo-csi-remote", "Secret liqo-csi/liqo-csi-remote-token"
 	const role = "liqo-csi-remote.liqo-csi"
 	cluster := []string{
@@ -65,7 +65,7 @@ func TestRemoteSideIsAnIdentityAndNothingElse(t *testing.T) {
 	}
 }
 
-func TestHomeSideHasNothingOfTheRemoteOne(t *testing.T) {
+func TestHomeClusterHasNoObjectsOfRemoteAccess(t *testing.T) {
 	for _, name := range names(t, everything) {
 		// The chart creates that Secret empty; the controller writes it.
 		isSecret := strings.HasPrefix(name, "Secret ") && name != "Secret liqo-csi/liqo-csi-sessions"
@@ -75,14 +75,14 @@ func TestHomeSideHasNothingOfTheRemoteOne(t *testing.T) {
 	}
 }
 
-func TestTokenIsOfTheRemoteAccount(t *testing.T) {
+func TestTokenIsForTheRemoteAccount(t *testing.T) {
 	token := only[*corev1.Secret](t, render(t, remote("full")))
 	if token.Type != corev1.SecretTypeServiceAccountToken || token.Annotations[corev1.ServiceAccountNameKey] != "liqo-csi-remote" {
 		t.Errorf("%s of %v", token.Type, token.Annotations)
 	}
 }
 
-func TestProxiesAreForbiddenUnlessAsked(t *testing.T) {
+func TestProxiesAreForbiddenByDefault(t *testing.T) {
 	for name, side := range map[string]struct {
 		values  Values
 		allowed bool
@@ -94,7 +94,7 @@ func TestProxiesAreForbiddenUnlessAsked(t *testing.T) {
 	}
 }
 
-func TestNotesAreThoseOfTheSide(t *testing.T) {
+func TestNotesOfHomeAndRemoteCluster(t *testing.T) {
 	const secret = "create secret generic NAME --from-file=kubeconfig=FILE"
 	for name, side := range map[string]struct {
 		values    Values
@@ -146,7 +146,7 @@ func names(t *testing.T, values Values) []string {
 
 // The chart and liqo-csi connect render the same: the program embeds the output of the chart, with
 // placeholders for values.
-func TestConnectMakesWhatTheChartRenders(t *testing.T) {
+func TestConnectCreatesWhatTheChartRenders(t *testing.T) {
 	h := helm(t)
 	for _, level := range Levels {
 		t.Run(level, func(t *testing.T) {
@@ -180,7 +180,7 @@ func TestConnectMakesWhatTheChartRenders(t *testing.T) {
 
 // The identity may renew its token only with a Secret whose deletion revokes it, and for no longer
 // than the policy allows.
-func TestSessionHasNoTokenThatLasts(t *testing.T) {
+func TestSessionHasNoPermanentToken(t *testing.T) {
 	for _, level := range Levels {
 		var listed []string
 		if level == "namespaced" || level == "minimal" {

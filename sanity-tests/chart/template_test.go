@@ -38,7 +38,7 @@ func byName(t *testing.T, text []byte) map[string]map[string]any {
 
 // helm template, as in docs/gitops.md, renders what helm install creates in a cluster with all API
 // versions.
-func TestTemplateIsAllThatHelmInstalls(t *testing.T) {
+func TestTemplateRendersAllThatHelmInstalls(t *testing.T) {
 	page, err := os.ReadFile("../../docs/gitops.md")
 	if err != nil {
 		t.Fatal(err)

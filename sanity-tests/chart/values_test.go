@@ -29,7 +29,7 @@ func paths(of map[string]any, above ...string) (all [][]string) {
 }
 
 // Helm removes a default whose value is null. No policy, port or flag may be missing without a word because of that.
-func TestNullIsRefusedInWordsOrIsTheDefault(t *testing.T) {
+func TestNullIsRefusedOrMeansTheDefault(t *testing.T) {
 	h := helm(t)
 	text, err := os.ReadFile(filepath.Join(h.chart, "values.yaml"))
 	if err != nil {
@@ -66,7 +66,7 @@ func TestNullIsRefusedInWordsOrIsTheDefault(t *testing.T) {
 }
 
 // Texts of users stay texts, also where YAML takes them for something else.
-func TestTextsStayTexts(t *testing.T) {
+func TestStringsAreQuoted(t *testing.T) {
 	arguments := []string{"--a=b: c", "--d=e #f", "--g={h}"}
 	values := Values{
 		"storageClasses": []Values{{"name": "1", "realStorageClass": "1e3", "fsType": "off"}},
@@ -98,7 +98,7 @@ func TestTextsStayTexts(t *testing.T) {
 	}
 }
 
-func TestTextsThatCannotWorkAreRefused(t *testing.T) {
+func TestInvalidStringsAreRefused(t *testing.T) {
 	for name, values := range map[string]Values{
 		"image/repository":        {"image": Values{"repository": "registry.example.com/liqo-csi:0.1.0"}},
 		"image/tag":               {"image": Values{"tag": "a b"}},

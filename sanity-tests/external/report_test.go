@@ -56,7 +56,7 @@ func TestSpecsThatRanAreReported(t *testing.T) {
 	}
 }
 
-func TestSpecsThatSkipThemselvesAreCountedByReason(t *testing.T) {
+func TestSkippedSpecsAreCountedByReason(t *testing.T) {
 	report, err := read(t, written)
 	if err != nil {
 		t.Fatal(err)
@@ -66,7 +66,7 @@ func TestSpecsThatSkipThemselvesAreCountedByReason(t *testing.T) {
 	}
 }
 
-func TestNoReportIsAnError(t *testing.T) {
+func TestMissingReportIsAnError(t *testing.T) {
 	if _, err := readReport(filepath.Join(t.TempDir(), "report.json")); err == nil {
 		t.Error("a report that is not there was read")
 	}

@@ -85,7 +85,7 @@ func sources(t *testing.T, suite string) map[string]string {
 
 // A cell names existing tests of its place, or says that there are none. The source of a test of
 // other storage than the reference driver's contains its class.
-func TestEveryCellIsTrue(t *testing.T) {
+func TestEveryCellNamesTestsOfItsPlace(t *testing.T) {
 	for _, row := range table(t) {
 		suites, known := shown[row.Where]
 		if !known {

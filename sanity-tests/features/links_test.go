@@ -26,7 +26,7 @@ var skipped = map[string]bool{".git": true, "target": true, ".lab": true, "dist"
 
 // Every link between pages refers to an existing file and heading, and so do pages that code,
 // messages or the chart name.
-func TestEveryLinkLeadsSomewhere(t *testing.T) {
+func TestEveryLinkHasATarget(t *testing.T) {
 	pages, links := 0, 0
 	check := func(from, target string) {
 		links++

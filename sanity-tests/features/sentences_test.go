@@ -19,7 +19,7 @@ var (
 )
 
 // Each statement names existing tests, of the suite or of the driver.
-func TestEverySentenceIsShown(t *testing.T) {
+func TestEveryStatementHasATest(t *testing.T) {
 	known := map[string]bool{}
 	for _, suite := range []string{"e2e/offload", "chart"} {
 		for name := range sources(t, suite) {

@@ -53,7 +53,7 @@ func TestIssuedCertificatesAreTrustedForTheirPurpose(t *testing.T) {
 	}
 }
 
-func TestNothingIsIssuedTwice(t *testing.T) {
+func TestExistingCertificatesAreKept(t *testing.T) {
 	dir := Dir(t.TempDir())
 	make := func() {
 		t.Helper()
@@ -89,7 +89,7 @@ func read(t *testing.T, files []string) (all string) {
 	return all
 }
 
-func TestRedatedTokenIsSignedAndSaysTheSame(t *testing.T) {
+func TestRedatedTokenDiffersOnlyInItsDates(t *testing.T) {
 	dir := Dir(t.TempDir())
 	if err := dir.ServiceAccountKey("sa"); err != nil {
 		t.Fatal(err)

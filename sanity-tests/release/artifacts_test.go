@@ -75,7 +75,7 @@ func TestReleaseHasAllFiles(t *testing.T) {
 }
 
 // The files of a release name the image that it pushes.
-func TestFilesOfAReleaseNameItsImage(t *testing.T) {
+func TestReleaseFilesNameTheReleasedImage(t *testing.T) {
 	usual := read(t).ImageName
 	for name, want := range map[string]string{
 		usual:                            "image:\n  repository: ghcr.io/liqo-csi/liqo-csi\n  # Empty: the chart's appVersion.\n  tag: \"\"\n",
@@ -108,7 +108,7 @@ func TestFilesOfAReleaseNameItsImage(t *testing.T) {
 	}
 }
 
-func TestSBOMListsWhatTheDriverIsMadeOf(t *testing.T) {
+func TestSBOMListsCratesAndPackages(t *testing.T) {
 	one := images.Package{Name: "nfs-common", Version: "1:2.6.2-4+deb12u1", Architecture: "amd64"}
 	image := &BuiltImage{Packages: []images.Package{one, one}}
 	text, err := read(t).SBOM(t.Context(), []*BuiltImage{image})

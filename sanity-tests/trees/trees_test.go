@@ -36,7 +36,7 @@ func read(t *testing.T, root string) Manifest {
 	return tree
 }
 
-func TestTreesOfOneSeedAreEqual(t *testing.T) {
+func TestTreesWithTheSameSeedAreEqual(t *testing.T) {
 	_, tree := grow(t, 1)
 	_, again := grow(t, 1)
 	_, other := grow(t, 2)

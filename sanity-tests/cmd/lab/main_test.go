@@ -33,7 +33,7 @@ func TestFaultFlags(t *testing.T) {
 	}
 }
 
-func TestWithoutACommandAllAreNamed(t *testing.T) {
+func TestUsageListsAllCommands(t *testing.T) {
 	for _, arguments := range [][]string{nil, {"explode"}} {
 		err := run(t.Context(), arguments)
 		if err == nil || !strings.Contains(err.Error(), "lab partition") {

@@ -58,7 +58,7 @@ func TestFlaky(t *testing.T) {
 		"throw-away\tthrowaway TestFlaky\t450", "2 passed, 0 failed, 0 skipped")
 }
 
-func TestModuleWithARedTestNamesIt(t *testing.T) {
+func TestModuleWithAFailedTestNamesIt(t *testing.T) {
 	t.Parallel()
 	r, out := newRunner(t)
 	s := withLegs("", throwAway(t, r, time.Minute, `
@@ -77,7 +77,7 @@ func TestLegs(t *testing.T) {
 }
 
 // A test that hangs keeps later ones from starting; they run after its retry has passed.
-func TestModuleWithATestThatHangsOnceRunsWhatIsLeft(t *testing.T) {
+func TestModuleWithATestThatHangsOnceRunsTheRest(t *testing.T) {
 	t.Parallel()
 	r, out := newRunner(t)
 	s := throwAway(t, r, 5*time.Second, `
@@ -124,7 +124,7 @@ var _ = func() bool { go func() { r, _, _ := os.Pipe(); r.Read(make([]byte, 1)) 
 }
 
 // If go does not stop its tests, the runner does, with the signal that prints goroutines.
-func TestModuleThatIsStoppedAtTheSuitesLimitShowsItsGoroutines(t *testing.T) {
+func TestModuleStoppedAtTheSuiteLimitShowsGoroutines(t *testing.T) {
 	t.Parallel()
 	r, out := newRunner(t)
 	s := throwAway(t, r, time.Hour, `

@@ -22,7 +22,7 @@ var interfaces = []struct {
 	{"registration.proto", (&registration.PluginInfo{}).ProtoReflect().Descriptor().ParentFile()},
 }
 
-func TestOurFilesAreTheOfficialInterface(t *testing.T) {
+func TestProtosMatchTheOfficialInterface(t *testing.T) {
 	for _, api := range interfaces {
 		t.Run(api.file, func(t *testing.T) {
 			official := Describe(api.official)
@@ -36,7 +36,7 @@ func TestOurFilesAreTheOfficialInterface(t *testing.T) {
 }
 
 // A comparison that cannot fail proves nothing.
-func TestDriftIsSeen(t *testing.T) {
+func TestDifferencesAreDetected(t *testing.T) {
 	source := read(t, "csi.proto")
 	official := Describe(csi.File_csi_proto)
 	for name, edit := range map[string]struct{ from, to, blames string }{

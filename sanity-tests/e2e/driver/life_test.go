@@ -49,7 +49,7 @@ func TestRetainKeepsTheData(t *testing.T) {
 }
 
 // A StatefulSet creates a claim with the name of one that was deleted during provisioning.
-func TestClaimMadeAgainUnderItsNameWhileProvisioning(t *testing.T) {
+func TestClaimRecreatedDuringProvisioning(t *testing.T) {
 	n := home(t)
 	node := n.Cluster.Nodes()[0].Name
 	n.Claim("data", "liqo-reference", "64Mi")
@@ -73,7 +73,7 @@ func TestClaimMadeAgainUnderItsNameWhileProvisioning(t *testing.T) {
 	})
 }
 
-func TestForeignObjectInTheTwinsPlaceIsLeftAlone(t *testing.T) {
+func TestForeignObjectWithTheNameOfATwinIsKept(t *testing.T) {
 	n := home(t)
 	n.Claim("data", "liqo-reference", "64Mi")
 	name := string(n.GetClaim("data").UID)
@@ -101,7 +101,7 @@ func TestForeignObjectInTheTwinsPlaceIsLeftAlone(t *testing.T) {
 	n.WaitReady("user")
 }
 
-func TestWhatATwinInheritsFromItsClaim(t *testing.T) {
+func TestTwinInheritsFieldsOfItsClaim(t *testing.T) {
 	n := home(t)
 	reserved := map[string]string{
 		"volume.beta.kubernetes.io/storage-class":     "liqo-reference",
@@ -144,7 +144,7 @@ func TestWhatATwinInheritsFromItsClaim(t *testing.T) {
 }
 
 // An administrator deletes a twin in use: an event reports it, and no data is lost.
-func TestTwinDeletedBehindOurBack(t *testing.T) {
+func TestTwinDeletedByAUser(t *testing.T) {
 	kept := discardAtEnd(t)
 	n := home(t)
 	startPod(n, "user", "data", "liqo-reference")
@@ -180,7 +180,7 @@ func TestTwinDeletedBehindOurBack(t *testing.T) {
 
 // The real driver cannot delete the data, and the controller is killed: the virtual volume remains until the data is
 // deleted.
-func TestRealDeletionFailsWhileTheControllerDies(t *testing.T) {
+func TestRealDeletionFailsAndTheControllerIsKilled(t *testing.T) {
 	n := homeSerial(t)
 	startPod(n, "user", "data", "liqo-reference")
 	found := n.WaitVolume("data")

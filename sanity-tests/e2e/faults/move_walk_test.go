@@ -22,7 +22,7 @@ import (
 const moveName = "there"
 
 // The controller crashes before and after every write of a move.
-func TestMovesDyingAtEveryCrashPoint(t *testing.T) {
+func TestMovesWithCrashAtEveryPoint(t *testing.T) {
 	cluster := user.Cluster(t, "home")
 	install(t, cluster, 1)
 	w := &walk{cluster: cluster}
@@ -33,7 +33,7 @@ func TestMovesDyingAtEveryCrashPoint(t *testing.T) {
 		{"a claim that is deleted while it is moved", w.moveOfADeletedClaim},
 		{"a move that is cancelled before its gate is closed", w.moveNeverGated},
 		{"a PersistentVolume that is deleted while it is moved", w.moveOfADeletedVolume},
-		{"a move of a volume to be retained", w.moveRetained},
+		{"a move of a retained volume", w.moveRetained},
 		{"a move within another cluster", w.moveWithin},
 		{"a move whose target is lost after its commit", w.moveRecovered},
 	} {

@@ -40,11 +40,11 @@ func TestBehaviour(t *testing.T) {
 	t.Run("pods of two clusters reach each other", func(t *testing.T) { podsReachEachOther(t, ctx, home, remote) })
 	t.Run("audit log names the user agent", func(t *testing.T) { auditNamesAgents(t, ctx, home) })
 	t.Run("a node may not change another", func(t *testing.T) { nodesAreRestricted(t, ctx, home) })
-	t.Run("kubelets answer no strangers", func(t *testing.T) { kubeletsAnswerNoStrangers(t, ctx, home) })
+	t.Run("kubelets refuse unauthenticated requests", func(t *testing.T) { kubeletsAnswerNoStrangers(t, ctx, home) })
 	t.Run("faults between the clusters", func(t *testing.T) { faultsAreFelt(t, ctx, lab, home, remote) })
 	t.Run("partition", func(t *testing.T) { partitionIsFelt(t, ctx, lab, home, remote) })
 	t.Run("components restart", func(t *testing.T) { componentsRestart(t, ctx, home) })
-	t.Run("a start repairs", func(t *testing.T) { startRepairs(t, ctx, home) })
+	t.Run("a start repairs the lab", func(t *testing.T) { startRepairs(t, ctx, home) })
 }
 
 func cluster(t *testing.T, lab *clusters.Lab, name string) *clusters.Cluster {

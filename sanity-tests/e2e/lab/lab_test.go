@@ -112,7 +112,7 @@ func TestDownLeavesNothingBehind(t *testing.T) {
 }
 
 // A lab whose start was interrupted is removed as well.
-func TestDownAfterHalfAStart(t *testing.T) {
+func TestDownAfterAnInterruptedStart(t *testing.T) {
 	requireNoLab(t)
 	ctx := within(t, 10*time.Minute)
 	before := takeSnapshot(t)
@@ -149,7 +149,7 @@ func TestOneCluster(t *testing.T) {
 
 // A lab whose processes were all killed does not count as running, and is removed before the next
 // start.
-func TestRemainsOfALabAreRemoved(t *testing.T) {
+func TestRemainsOfAKilledLabAreRemoved(t *testing.T) {
 	requireNoLab(t)
 	ctx := within(t, 10*time.Minute)
 	before := takeSnapshot(t)

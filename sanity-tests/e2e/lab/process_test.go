@@ -15,7 +15,7 @@ import (
 )
 
 // When a component exits, the error has the reason at once and not after the timeout.
-func TestAFailedComponentSaysWhy(t *testing.T) {
+func TestFailedComponentReportsTheReason(t *testing.T) {
 	requireNoLab(t)
 	t.Cleanup(func() { down(t) })
 	process, err := machine.Start(machine.Spec{
@@ -38,7 +38,7 @@ func TestAFailedComponentSaysWhy(t *testing.T) {
 
 // The lab's processes outlive the process that starts them, so they must not inherit its open
 // files: one may be a lock.
-func TestProcessesInheritNoFiles(t *testing.T) {
+func TestProcessesInheritNoOpenFiles(t *testing.T) {
 	requireNoLab(t)
 	t.Cleanup(func() { down(t) })
 	name := filepath.Join(t.TempDir(), "held")

@@ -30,7 +30,7 @@ func renamedTenant(t *testing.T, args ...string) (tenant, *user.Namespace) {
 	return n, user.ExistingNamespace(t, user.Cluster(t, "remote"), name)
 }
 
-func TestWhatIsFalseHereIsFalseThere(t *testing.T) {
+func TestFieldsThatAreFalseAreFalseInTheRemotePod(t *testing.T) {
 	n, remote := renamedTenant(t)
 	no := false
 	n.Pod("plain", "", stateless, func(pod *corev1.Pod) {
@@ -59,7 +59,7 @@ func TestWhatIsFalseHereIsFalseThere(t *testing.T) {
 	})
 }
 
-func TestPodsThatAreToSpreadAreTakenThere(t *testing.T) {
+func TestPodsWithTopologySpreadRunRemotely(t *testing.T) {
 	n, _ := renamedTenant(t)
 	spread := func(when corev1.UnsatisfiableConstraintAction) corev1.TopologySpreadConstraint {
 		return corev1.TopologySpreadConstraint{
@@ -77,7 +77,7 @@ func TestPodsThatAreToSpreadAreTakenThere(t *testing.T) {
 }
 
 // Vendors of virtual nodes document these selectors, and old charts use the beta labels.
-func TestUsualSelectorsOfVirtualNodesAndMachinesAreMet(t *testing.T) {
+func TestVirtualNodesMatchUsualNodeSelectors(t *testing.T) {
 	n, _ := renamedTenant(t)
 	n.Pod("web", "", stateless, func(pod *corev1.Pod) {
 		pod.Spec.NodeSelector["type"] = "virtual-kubelet"
@@ -94,7 +94,7 @@ func TestUsualSelectorsOfVirtualNodesAndMachinesAreMet(t *testing.T) {
 
 // As at home, a pod must start with the current version of an optional object that was created
 // before the pod.
-func TestPodStartsWithTheConfigurationThatThereWasBeforeIt(t *testing.T) {
+func TestPodStartsWithTheConfigurationCreatedBeforeIt(t *testing.T) {
 	n, remote := renamedTenant(t)
 	optional := true
 	const settings = "{apiVersion: v1, kind: ConfigMap, metadata: {name: settings}, data: {color: %s}}"
@@ -115,7 +115,7 @@ func TestPodStartsWithTheConfigurationThatThereWasBeforeIt(t *testing.T) {
 }
 
 // As in the conformance tests of Kubernetes.
-func TestDirectoryMayGetItsNameLater(t *testing.T) {
+func TestSubPathMayUseAnAnnotationThatIsAddedLater(t *testing.T) {
 	n, _ := renamedTenant(t)
 	n.Pod("web", "", stateless, func(pod *corev1.Pod) {
 		container := &pod.Spec.Containers[0]
@@ -139,7 +139,7 @@ func TestDirectoryMayGetItsNameLater(t *testing.T) {
 	n.WaitReady("web")
 }
 
-func TestDirectoryOfAVolumeHasTheSameNameThere(t *testing.T) {
+func TestSubPathWithTheNamespaceIsTheSameRemotely(t *testing.T) {
 	n, remote := renamedTenant(t)
 	n.Claim("data", "liqo-reference", "64Mi")
 	n.Pod("writer", "data", onVirtualNode, func(pod *corev1.Pod) {
@@ -159,7 +159,7 @@ func TestDirectoryOfAVolumeHasTheSameNameThere(t *testing.T) {
 }
 
 // A retained volume is bound again by a claim of the same name, then by one of another name.
-func TestVolumeThatChangesHandsKeepsItsData(t *testing.T) {
+func TestVolumeBoundToAnotherClaimKeepsItsData(t *testing.T) {
 	n, remote := renamedTenant(t)
 	n.Claim("data", "liqo-reference", "64Mi")
 	n.Pod("one", "data", onVirtualNode)
@@ -200,7 +200,7 @@ func TestVolumeThatChangesHandsKeepsItsData(t *testing.T) {
 	patch(`{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}`)
 }
 
-func TestCredentialsOfHomeAreNotWaitedFor(t *testing.T) {
+func TestPodWithTokenSecretIsRefused(t *testing.T) {
 	n, _ := renamedTenant(t)
 	n.Apply(`{apiVersion: v1, kind: Secret, metadata: {name: token, annotations: {kubernetes.io/service-account.name: default}},
   type: kubernetes.io/service-account-token}`)
@@ -216,7 +216,7 @@ func TestCredentialsOfHomeAreNotWaitedFor(t *testing.T) {
 // Clients of the API read their namespace from a file, and some wait for it in an init container;
 // Argo Workflows reads an annotation. The remote kubelet would wait for a ConfigMap that is not
 // copied.
-func TestPodFindsThereWhatItReads(t *testing.T) {
+func TestRemotePodHasTheFilesAndVariablesThatItReads(t *testing.T) {
 	n, remote := renamedTenant(t)
 	const file = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 	n.Pod("web", "", stateless, func(pod *corev1.Pod) {
@@ -254,7 +254,7 @@ func TestPodFindsThereWhatItReads(t *testing.T) {
 }
 
 // Claims of other drivers exist in the home cluster only.
-func TestPodsWithClaimsOfOtherClassesStayHere(t *testing.T) {
+func TestPodsWithClaimsOfOtherClassesStayAtHome(t *testing.T) {
 	n, _ := renamedTenant(t, "--pod-offloading-strategy", "LocalAndRemote")
 	const class = "reference"
 	n.Claim("theirs", class, "64Mi")
@@ -284,7 +284,7 @@ func TestPodsWithClaimsOfOtherClassesStayHere(t *testing.T) {
 }
 
 // If it were offloaded, it would be refused after its volume was created there, which no other node can use.
-func TestPodThatEveryRemoteClusterRefusesStaysHereWithItsVolume(t *testing.T) {
+func TestPodThatEveryRemoteClusterRefusesStaysAtHomeWithItsVolume(t *testing.T) {
 	n, _ := renamedTenant(t, "--pod-offloading-strategy", "LocalAndRemote")
 	n.Claim("data", "liqo-reference", "64Mi")
 	n.Pod("locks", "data", addCapability("IPC_LOCK"), preferRemote(100))
@@ -345,7 +345,7 @@ metadata: {name: %[1]s}
 spec: {policyName: %[1]s}
 `
 
-func TestPodThatGetsATokenOfHomeStaysHere(t *testing.T) {
+func TestPodWithATokenOfTheHomeClusterStaysAtHome(t *testing.T) {
 	n, _ := renamedTenant(t, "--pod-offloading-strategy", "LocalAndRemote")
 	n.Apply(fmt.Sprintf(tokens, n.Name))
 	t.Cleanup(func() {

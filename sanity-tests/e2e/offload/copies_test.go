@@ -36,7 +36,7 @@ stringData: {release: H4sIAAAA}
 
 // "The pod offloading strategy applies to pods only, while the other objects [...] are always
 // replicated to the remote clusters".
-func TestObjectsAreCopiedWhateverTheStrategy(t *testing.T) {
+func TestObjectsAreCopiedWithEveryStrategy(t *testing.T) {
 	t.Parallel()
 	for _, strategy := range []string{"Local", "Remote", "LocalAndRemote"} {
 		t.Run(strategy, func(t *testing.T) {

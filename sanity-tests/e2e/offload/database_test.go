@@ -84,7 +84,7 @@ spec:
         resources: {requests: {storage: 320Mi}}
 `
 
-var restarts = flag.Int("restarts", 2, "number of members that TestDatabaseIsReplicatedOverTwoClusters restarts, the one there first")
+var restarts = flag.Int("restarts", 2, "number of members that TestDatabaseIsReplicatedAcrossTwoClusters restarts, the one there first")
 
 var databaseMembers = []string{"etcd-0", "etcd-1", "etcd-2"}
 
@@ -230,7 +230,7 @@ func missing(confirmed int, keys []int) (lost []int) {
 // A database has members in two clusters, each with its own volume. They find each other by the
 // names of a headless service. It accepts writes while a remote and a home member are lost and come
 // back with their data; no confirmed key is lost, and every member has all of them.
-func TestDatabaseIsReplicatedOverTwoClusters(t *testing.T) {
+func TestDatabaseIsReplicatedAcrossTwoClusters(t *testing.T) {
 	// The members need enough CPU to keep their quorum.
 	n := newExclusiveTenant(t)
 	n.offload("--namespace-mapping-strategy", "EnforceSameName")

@@ -22,11 +22,11 @@ import (
 
 const members = 3
 
-var trials = flag.Int("trials", 12, "number of random faults in TestPodsRunAtMostOnceWhateverFails")
+var trials = flag.Int("trials", 12, "number of random faults in TestPodsRunAtMostOnceDespiteFaults")
 
 // Pods of a StatefulSet are deleted in both clusters, also by force, while the fabric is killed and
 // the link is cut: none of them ever runs twice, and in the end all run.
-func TestPodsRunAtMostOnceWhateverFails(t *testing.T) {
+func TestPodsRunAtMostOnceDespiteFaults(t *testing.T) {
 	prepare(t)
 	n := tenant{user.NewNamespace(t, user.Cluster(t, "home")), t}
 	n.offload("--namespace-mapping-strategy", "EnforceSameName")
@@ -71,7 +71,7 @@ func TestPodsRunAtMostOnceWhateverFails(t *testing.T) {
 
 // A Job's pod succeeds while its cluster is unreachable, and is evicted at home, as Kubernetes does
 // after five minutes.
-func TestJobThatSucceededOutOfReachIsNotRunAgain(t *testing.T) {
+func TestJobThatSucceededWhileUnreachableIsNotRunAgain(t *testing.T) {
 	prepare(t)
 	n := tenant{user.NewNamespace(t, user.Cluster(t, "home")), t}
 	n.offload("--namespace-mapping-strategy", "EnforceSameName")

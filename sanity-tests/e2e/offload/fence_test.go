@@ -71,7 +71,7 @@ func unfence(t *testing.T, access *user.Namespace) {
 	}
 }
 
-func TestRemoteIdentityIsFenced(t *testing.T) {
+func TestRemoteIdentityIsRestricted(t *testing.T) {
 	client, access := fencedClient(t)
 	namespaces := client.CoreV1().Namespaces()
 	own := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: access.Name + "-own", Labels: map[string]string{
@@ -233,7 +233,7 @@ func accountsAreFenced(t *testing.T, own string) {
 }
 
 // The policies apply to users, groups and service accounts with the rights of a home cluster.
-func TestFenceIsAroundSubjectsOfEachKind(t *testing.T) {
+func TestPoliciesApplyToSubjectsOfEachKind(t *testing.T) {
 	access := fence(t,
 		rbacv1.Subject{Kind: rbacv1.UserKind, Name: "e2e-user"},
 		rbacv1.Subject{Kind: rbacv1.GroupKind, Name: "e2e-group"},
@@ -416,7 +416,7 @@ func mismatch(err error, words string) string {
 
 // The fabric's own identity at home has all RBAC rights in this test, so that only policies refuse
 // its requests.
-func TestFabricGivesRightsToItselfOnly(t *testing.T) {
+func TestFabricGrantsRightsOnlyToItself(t *testing.T) {
 	n, _ := offloadedTenant(t)
 	client, _ := impersonate(t, n.Cluster, serviceAccountPrefix+"fabric", "system:masters")
 	const name = "liqo-csi-fabric-reflected"

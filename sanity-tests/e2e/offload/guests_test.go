@@ -19,7 +19,7 @@ import (
 // are no policies and, as in older versions, no Pod Security label. The identity may not set that
 // label; the chart documents how an administrator does. Until then the namespace can be used as it
 // is.
-func TestRemoteAccessIsUpgradedUnderRunningPods(t *testing.T) {
+func TestRemoteAccessIsUpgradedWithRunningPods(t *testing.T) {
 	n := newExclusiveTenant(t)
 	n.offload("--namespace-mapping-strategy", "EnforceSameName")
 	remote := user.ExistingNamespace(t, user.Cluster(t, "remote"), n.Name)
@@ -103,7 +103,7 @@ func (n tenant) remotePod(remote *user.Namespace, name string) types.UID {
 
 // Remote nodes can be drained without force, and an autoscaler may remove them, if the pods have a
 // controller at home.
-func TestNodesThereCanBeEmptied(t *testing.T) {
+func TestRemoteNodesCanBeDrained(t *testing.T) {
 	n := newTenant(t)
 	n.offload("--namespace-mapping-strategy", "EnforceSameName", "--pod-offloading-strategy", "Remote")
 	remote := user.ExistingNamespace(t, user.Cluster(t, "remote"), n.Name)

@@ -18,7 +18,7 @@ import (
 
 // The claim and the Deployment of Kosmos' documentation, unchanged: their class is one of this
 // driver, and the node that they name represents the remote cluster.
-func TestManifestsOfKosmosRunHere(t *testing.T) {
+func TestManifestsOfKosmosRunUnchanged(t *testing.T) {
 	t.Parallel()
 	prepare(t)
 	importServer(t, "registry.paas/cnp/nginx:1.14-alpine", "echo nginx serves; exec httpd -f -p 80 -h /data")

@@ -19,7 +19,7 @@ import (
 )
 
 // "... and triggering the rescheduling of all offloaded pods locally".
-func TestUnoffloadingBringsPodsHome(t *testing.T) {
+func TestUnoffloadingReschedulesPodsAtHome(t *testing.T) {
 	n := newTenant(t)
 	n.offload("--pod-offloading-strategy", "Remote")
 	n.Apply(deploymentManifest("web", 1))
@@ -48,7 +48,7 @@ func TestUnoffloadingBringsPodsHome(t *testing.T) {
 }
 
 // A recreated node keeps the labels of administrators, and its pods keep running.
-func TestNodeThatIsDeletedIsMadeAgainAsItWas(t *testing.T) {
+func TestDeletedVirtualNodeIsRecreatedWithItsLabels(t *testing.T) {
 	// Pods of other tests would run on that node.
 	n := newExclusiveTenant(t)
 	n.offload("--namespace-mapping-strategy", "EnforceSameName")
@@ -117,7 +117,7 @@ func TestNodeThatIsDeletedIsMadeAgainAsItWas(t *testing.T) {
 
 // A cluster is declared lost, and its namespace unoffloaded without an answer. When it comes back, nothing at home names that
 // namespace any more: what runs there ends, and the rest stays.
-func TestPodsEndInANamespaceThatALostClusterBringsBack(t *testing.T) {
+func TestPodsEndWhenALostClusterReturnsWithItsNamespace(t *testing.T) {
 	// The taint evicts all pods of the node.
 	n := newExclusiveTenant(t)
 	n.offload("--namespace-mapping-strategy", "EnforceSameName")
@@ -201,7 +201,7 @@ spec:
 }
 
 // As with kubectl drain, --force is needed because nothing recreates such a pod.
-func TestPodWithoutOwnerIsNotDeletedUnasked(t *testing.T) {
+func TestPodWithoutOwnerIsDeletedOnlyWithForce(t *testing.T) {
 	n, _ := offloadedTenant(t)
 	n.Pod("alone", "", stateless)
 	n.WaitReady("alone")

@@ -170,7 +170,7 @@ func TestNamespaceIsOffloadedWithEachStrategy(t *testing.T) {
 	}
 }
 
-func TestClaimOfOffloadedNamespaceHasItsTwinThere(t *testing.T) {
+func TestClaimOfOffloadedNamespaceHasARemoteTwin(t *testing.T) {
 	n := newTenant(t)
 	n.Claim("data", "liqo-reference", "64Mi")
 	n.Pod("user", "data", onVirtualNode)
@@ -202,7 +202,7 @@ func TestClaimOfOffloadedNamespaceHasItsTwinThere(t *testing.T) {
 	n.waitRemoteDeleted(remote.Name)
 }
 
-func TestForeignClaimHoldsTheNamespace(t *testing.T) {
+func TestForeignClaimBlocksDeletionOfTheNamespace(t *testing.T) {
 	n := newTenant(t)
 	n.offload("--namespace-mapping-strategy", "EnforceSameName")
 	remote := user.ExistingNamespace(t, user.Cluster(t, "remote"), n.Name)
@@ -250,7 +250,7 @@ func TestForeignNamespaceIsRefused(t *testing.T) {
 }
 
 // The manifests are from Liqo's documentation and from `liqoctl offload namespace -o yaml`.
-func TestManifestsOfLiqoServeUnchanged(t *testing.T) {
+func TestManifestsOfLiqoWorkUnchanged(t *testing.T) {
 	t.Parallel()
 	for what, one := range map[string]struct{ spec, required string }{
 		"liqoctl": {`
@@ -289,7 +289,7 @@ status: {}`, "ClusterSelected"},
 	}
 }
 
-func TestWhatCannotBeIsRefused(t *testing.T) {
+func TestInvalidOffloadingsAreRefused(t *testing.T) {
 	n := newTenant(t)
 	manifest := func(name, spec string) string {
 		return "apiVersion: offloading.liqo.io/v1beta1\nkind: NamespaceOffloading\nmetadata: {name: " + name + "}\nspec: " + spec + "\n"

@@ -64,7 +64,7 @@ func waitDeleted(n *user.Namespace, name string) {
 	})
 }
 
-func TestPodRunsWhereItsDataAre(t *testing.T) {
+func TestPodRunsInTheClusterOfItsData(t *testing.T) {
 	n, remote := offloadedTenant(t)
 	n.Claim("data", "liqo-reference", "64Mi")
 	n.Pod("writer", "data", onVirtualNode)
@@ -89,7 +89,7 @@ func TestPodRunsWhereItsDataAre(t *testing.T) {
 	}
 }
 
-func TestChangesOfAPodFollow(t *testing.T) {
+func TestChangesOfAPodReachItsRemotePod(t *testing.T) {
 	n, remote := offloadedTenant(t)
 	n.Pod("web", "", stateless, func(pod *corev1.Pod) {
 		pod.Spec.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("10m")}
@@ -167,7 +167,7 @@ func TestChangesOfAPodFollow(t *testing.T) {
 }
 
 // The API server refuses this unless the node declares the feature.
-func TestResourcesOfAWholePodAreChanged(t *testing.T) {
+func TestPodLevelResourcesAreChanged(t *testing.T) {
 	n, remote := offloadedTenant(t)
 	n.Pod("web", "", stateless, func(pod *corev1.Pod) {
 		cpu := corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("10m")}
@@ -203,7 +203,7 @@ func (n tenant) createJob(script string) {
 	}
 }
 
-func TestJobEndsAsItsPodDid(t *testing.T) {
+func TestJobHasTheResultOfItsPod(t *testing.T) {
 	n, _ := offloadedTenant(t)
 	n.createJob("exit 0")
 	n.Eventually("the job to succeed", func(ctx context.Context) (string, error) {
@@ -218,7 +218,7 @@ func TestJobEndsAsItsPodDid(t *testing.T) {
 	})
 }
 
-func TestPodThatIsDeletedThereIsReplaced(t *testing.T) {
+func TestDeletedRemotePodIsReplaced(t *testing.T) {
 	n, remote := offloadedTenant(t)
 	n.createDeployment(1, stateless)
 	ready := func(but string) (name string) {
@@ -260,7 +260,7 @@ func TestPodThatIsDeletedThereIsReplaced(t *testing.T) {
 	})
 }
 
-func TestForceDoesNotFreeTheNameOfAPodThatRuns(t *testing.T) {
+func TestForceDeletedPodExistsUntilItsRemotePodEnds(t *testing.T) {
 	n, remote := offloadedTenant(t)
 	n.Pod("stubborn", "", stateless, func(pod *corev1.Pod) {
 		grace := int64(8)
@@ -291,7 +291,7 @@ func TestForceDoesNotFreeTheNameOfAPodThatRuns(t *testing.T) {
 	})
 }
 
-func TestWhatCannotRunThereSaysWhy(t *testing.T) {
+func TestPodsThatCannotRunRemotelyReportTheReason(t *testing.T) {
 	n, remote := offloadedTenant(t)
 	waits := func(name, reason string, words ...string) {
 		t.Helper()

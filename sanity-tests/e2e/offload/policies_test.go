@@ -365,7 +365,7 @@ func (n tenant) waitPolicies(w placement) {
 	})
 }
 
-func TestPodsMayRunWhereTheOffloadingSays(t *testing.T) {
+func TestPodsMayRunOnlyWhereTheOffloadingAllows(t *testing.T) {
 	t.Parallel()
 	inEurope := term(requirement("region", corev1.NodeSelectorOpIn, "europe"))
 	byName := corev1.NodeSelectorTerm{
@@ -416,7 +416,7 @@ func TestPodsAreKeptOffClustersThatRefuseTheNamespace(t *testing.T) {
 
 // The next pod of a controller prefers other clusters than those without capacity, and is otherwise
 // unchanged.
-func TestPodsPreferClustersThatHaveRoom(t *testing.T) {
+func TestPodsPreferClustersWithCapacity(t *testing.T) {
 	n, _ := offloadedTenant(t)
 	controller := string(newPod("", ownedBy("ReplicaSet")).OwnerReferences[0].UID)
 	avoided := func(controller, cluster string) string {
@@ -470,7 +470,7 @@ func TestPodsPreferClustersThatHaveRoom(t *testing.T) {
 }
 
 // Pods that tolerate everything stay in the home cluster if their namespace is not offloaded.
-func TestTolerantPodsOfOtherNamespacesStay(t *testing.T) {
+func TestTolerantPodsOfOtherNamespacesStayAtHome(t *testing.T) {
 	n := newTenant(t)
 	for _, toleration := range tolerations {
 		for _, affinity := range affinities {
@@ -513,7 +513,7 @@ func TestLabelledNamespaceWaitsUntilItIsOffloaded(t *testing.T) {
 	refused()
 }
 
-func TestLabelComesAndGoesWithTheOffloading(t *testing.T) {
+func TestNamespaceHasTheLabelWhileItIsOffloaded(t *testing.T) {
 	n := newTenant(t)
 	n.offload("--pod-offloading-strategy", "Remote")
 	n.waitPolicies(placement{strategy: "Remote"})
@@ -601,7 +601,7 @@ func TestRequiredPodAffinityWarns(t *testing.T) {
 }
 
 // The strategy applies to new pods only.
-func TestNarrowerStrategyEvictsNobody(t *testing.T) {
+func TestNarrowerStrategyEvictsNoPods(t *testing.T) {
 	n, _ := offloadedTenant(t)
 	n.Pod("web", "", stateless)
 	before := n.WaitReady("web")
@@ -617,7 +617,7 @@ func TestNarrowerStrategyEvictsNobody(t *testing.T) {
 
 // With the largest possible selector and a pod with its own terms, the cost of the expressions is
 // within the limit of the API server.
-func TestLargeSelectorsAreAffordable(t *testing.T) {
+func TestLargeSelectorsAreWithinTheCostLimit(t *testing.T) {
 	n := newTenant(t)
 	var selector []any
 	large := make([]corev1.NodeSelectorTerm, 16)
@@ -655,7 +655,7 @@ func TestLargeSelectorsAreAffordable(t *testing.T) {
 	n.unoffload()
 }
 
-func TestFabricWritesNothingElseOfNamespaces(t *testing.T) {
+func TestFabricWritesOnlyItsLabelOfNamespaces(t *testing.T) {
 	n := newTenant(t)
 	as := []string{"--as", "system:serviceaccount:liqo-csi:liqo-csi-fabric"}
 	n.Eventually("the fabric's rights", func(context.Context) (string, error) {

@@ -46,7 +46,7 @@ func preferRemote(weight int32) func(*corev1.Pod) {
 }
 
 // The remote nodes are large enough for the pods, but none has enough left for one.
-func TestPodsGoBackWhenThereIsNoRoom(t *testing.T) {
+func TestPodsReturnHomeWithoutRemoteCapacity(t *testing.T) {
 	n := newExclusiveTenant(t)
 	setFabric(t, map[string]any{"pods": map[string]any{"giveUpAfter": "5s"}}, map[string]any{"pods": map[string]any{"giveUpAfter": nil}})
 	full := user.NewNamespace(t, user.Cluster(t, "remote"))
@@ -76,7 +76,7 @@ func TestPodsGoBackWhenThereIsNoRoom(t *testing.T) {
 }
 
 // Pods that a policy or quota of the remote cluster refuses run in the home cluster.
-func TestPodsGoBackThatTheirClusterRefuses(t *testing.T) {
+func TestPodsThatTheRemoteClusterRefusesReturnHome(t *testing.T) {
 	n := newExclusiveTenant(t)
 	setFabric(t, map[string]any{"pods": map[string]any{"giveUpAfter": "5s"}}, map[string]any{"pods": map[string]any{"giveUpAfter": nil}})
 	n.offload("--namespace-mapping-strategy", "EnforceSameName")

@@ -72,7 +72,7 @@ func stderr(err error) string {
 	return ""
 }
 
-func TestUsersReachTheirPods(t *testing.T) {
+func TestStreamsReachThePods(t *testing.T) {
 	n, _ := offloadedTenant(t)
 	n.Pod("web", "", stateless, func(pod *corev1.Pod) {
 		pod.Spec.Containers[0].Command = []string{"sh", "-c",
@@ -310,7 +310,7 @@ func (r runningPod) get(ctx context.Context, path string) (code int, text string
 
 // Two virtual nodes have different ports, and each has its own pods only. The second remote cluster is the home cluster
 // itself. The test is exclusive because other namespaces would be offloaded to both.
-func TestEachNodeHasItsOwnPodsOnly(t *testing.T) {
+func TestEachVirtualNodeServesOnlyItsOwnPods(t *testing.T) {
 	prepare(t)
 	const second, secondNode = "offloaded-home", "virtual-home"
 	home, remote := user.Cluster(t, "home"), user.Cluster(t, "remote")

@@ -46,7 +46,7 @@ func (n tenant) wantUnchanged() {
 }
 
 // A refused pod whose volume is in the cluster that refuses it cannot be returned.
-func TestRefusedPodSaysHowToMoveItsData(t *testing.T) {
+func TestRefusedPodReportsHowToMoveItsData(t *testing.T) {
 	n, _, _ := tenantWithData(t)
 	n.Pod("refused", "data", onVirtualNode, func(pod *corev1.Pod) {
 		pod.Spec.HostPID = true
@@ -104,7 +104,7 @@ func TestUnoffloadDeletesVolumes(t *testing.T) {
 	})
 }
 
-func TestRetainedVolumesAreFoundByTheNextOffloading(t *testing.T) {
+func TestRetainedVolumesAreReusedByTheNextOffloading(t *testing.T) {
 	n, remote, volume := tenantWithData(t)
 	retain := []string{"unoffload", "namespace", n.Name, "--retain-volumes", "--force", "--timeout", "180s"}
 	if out, err := n.program(append(retain, "--dry-run")...); err != nil || !strings.Contains(out, "Claims to be kept, with their data in other clusters: 1.") {

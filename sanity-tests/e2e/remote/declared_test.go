@@ -15,7 +15,7 @@ import (
 )
 
 // The API server refuses contradictory specs.
-func TestRemoteClustersThatCannotBeMeantAreRefused(t *testing.T) {
+func TestContradictoryRemoteClustersAreRefused(t *testing.T) {
 	t.Parallel()
 	ensureShared(t)
 	all, err := remoteClusters(user.Cluster(t, "home"))
@@ -68,7 +68,7 @@ func TestRemoteClustersThatCannotBeMeantAreRefused(t *testing.T) {
 }
 
 // The RemoteCluster sets class mapping, binding policy and whether twins have finalizers.
-func TestWhatIsDeclaredOfVolumes(t *testing.T) {
+func TestSpecOfARemoteClusterAppliesToVolumes(t *testing.T) {
 	own, mapped := "own-"+rand.String(6), "mapped-"+rand.String(6)
 	p := newDedicatedPair(t, spec{
 		"bindingPolicy": "WaitForBound",
@@ -112,7 +112,7 @@ func TestWhatIsDeclaredOfVolumes(t *testing.T) {
 
 // The driver does not touch claims of others: one that exists only in the remote cluster, and one at home of
 // another class.
-func TestStorageOfOthersIsLeftAlone(t *testing.T) {
+func TestClaimsOfOthersAreUnchanged(t *testing.T) {
 	p := newPair(t)
 	p.remote.Claim("only-remote", "reference", "64Mi")
 	p.home.Claim("library", "reference", "64Mi", func(claim *corev1.PersistentVolumeClaim) {

@@ -46,7 +46,7 @@ type listedVolume struct {
 	Nodes                                             []string
 }
 
-func TestClusterIsShownWhenItAnswersWhenItDoesNotAndWhenItIsDeleted(t *testing.T) {
+func TestReachableUnreachableAndDeletedClusterIsShown(t *testing.T) {
 	p := newDedicatedPair(t, nil)
 	version, err := p.remote.Client.Discovery().ServerVersion()
 	if err != nil {

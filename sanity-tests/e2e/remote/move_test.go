@@ -58,7 +58,7 @@ func TestMoveThereAndBackOfAVolumeInUse(t *testing.T) {
 
 // While the last changes of a remote source are copied, and after the commit, no remote pod starts with the source
 // twin. After a cancelled cut-over pods start again.
-func TestNoPodThereStartsWithASourceThatIsBeingCutOver(t *testing.T) {
+func TestNoRemotePodStartsWithTheSourceDuringCutOver(t *testing.T) {
 	p := newPair(t)
 	p.home.Claim("data", "liqo-reference", "64Mi")
 	homeNode := p.home.Cluster.Nodes()[0].Name

@@ -9,7 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-func TestEndsNobodyAskedFor(t *testing.T) {
+func TestUnexpectedTerminations(t *testing.T) {
 	began := time.Now().Truncate(time.Second)
 	ended := func(code int32, reason string, at time.Time) corev1.ContainerState {
 		return corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: code, Reason: reason, FinishedAt: metav1.NewTime(at)}}

@@ -35,7 +35,7 @@ func TestSizesAreRoundedUp(t *testing.T) {
 	}
 }
 
-func TestOfflineVolumesGrowOnlyWhileNobodyHasThem(t *testing.T) {
+func TestOfflineVolumesGrowOnlyWhileNotInUse(t *testing.T) {
 	c := start(t, Config{Attach: true})
 	volume := c.create(t, request("offline", mebibyte, map[string]string{"grow": "offline"}))
 	if _, err := c.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{
@@ -56,7 +56,7 @@ func TestOfflineVolumesGrowOnlyWhileNobodyHasThem(t *testing.T) {
 	}
 }
 
-func TestNothingGrowsBeyondWhatThereIs(t *testing.T) {
+func TestExpansionBeyondTheMaximumIsRejected(t *testing.T) {
 	c := start(t, Config{})
 	volume := c.create(t, request("small", mebibyte, nil))
 	_, err := c.grow(t, volume, maximumBytes+1)

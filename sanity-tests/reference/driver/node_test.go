@@ -155,7 +155,7 @@ func TestImagesGrowOffline(t *testing.T) {
 	}
 }
 
-func TestWhatCannotGrowOnlineGrowsAtTheNextStage(t *testing.T) {
+func TestVolumeThatCannotGrowOnlineGrowsAtTheNextStage(t *testing.T) {
 	mounttest.NeedRoot(t)
 	if host.CanGrowMounted("ext4") {
 		t.Skip("this machine lets ext4 grow while it is mounted")
@@ -171,7 +171,7 @@ func TestWhatCannotGrowOnlineGrowsAtTheNextStage(t *testing.T) {
 	m.wantBytes(t, 32*mebibyte)
 }
 
-func TestSnapshotsAndClonesAreCopiesThatMayBeLarger(t *testing.T) {
+func TestSnapshotsAndClonesAreIndependentAndMayBeLarger(t *testing.T) {
 	mounttest.NeedRoot(t)
 	for backing, bytes := range map[string]int64{"directory": mebibyte, "ext4": 16 * mebibyte, "xfs": 300 * mebibyte} {
 		t.Run(backing, func(t *testing.T) {
@@ -236,7 +236,7 @@ func TestMountOptionsAndReadOnlyAreHonoured(t *testing.T) {
 	}
 }
 
-func TestStageRefusesWhatGotLost(t *testing.T) {
+func TestStageRejectsRequestsWithMissingFields(t *testing.T) {
 	mounttest.NeedRoot(t)
 	c := start(t, Config{Attach: true})
 	m := place(t, c, c.create(t, request("v", mebibyte, map[string]string{"requireStageSecret": "s3cret"})), oneNode)
@@ -261,7 +261,7 @@ func TestStageRefusesWhatGotLost(t *testing.T) {
 	m.show(t)
 }
 
-func TestAFilesystemImageIsOnOneNodeOnly(t *testing.T) {
+func TestFilesystemImageIsStagedOnOnlyOneNode(t *testing.T) {
 	mounttest.NeedRoot(t)
 	dir := t.TempDir()
 	one, two := start(t, Config{StateDir: dir}), start(t, Config{StateDir: dir, NodeID: "node-2"})
@@ -274,7 +274,7 @@ func TestAFilesystemImageIsOnOneNodeOnly(t *testing.T) {
 	second.show(t)
 }
 
-func TestBlockVolumesAreOneDeviceForAllNodes(t *testing.T) {
+func TestBlockVolumesShareOneDeviceOnAllNodes(t *testing.T) {
 	mounttest.NeedRoot(t)
 	dir := t.TempDir()
 	one, two := start(t, Config{StateDir: dir}), start(t, Config{StateDir: dir, NodeID: "node-2"})

@@ -62,7 +62,7 @@ func apart(folder string) error {
 }
 
 // A copy of a volume in use is of one moment: it has no later write without all earlier ones.
-func TestCopiesAreOfOneMoment(t *testing.T) {
+func TestCopiesAreOfOnePointInTime(t *testing.T) {
 	mounttest.NeedRoot(t)
 	const bytes = 320 * mebibyte
 	for filesystem := range imageSizes {

@@ -25,7 +25,7 @@ func call(i *Injector, ctx context.Context, what Call) (worked bool, code codes.
 
 var create = Call{RPC: "CreateVolume", Node: "n1", Subjects: []string{"pvc-1", "tests/claim"}}
 
-func TestRulesCoverWhatTheyName(t *testing.T) {
+func TestRulesMatchCallsByTheirFields(t *testing.T) {
 	for _, test := range []struct {
 		rule Rule
 		want bool
@@ -44,7 +44,7 @@ func TestRulesCoverWhatTheyName(t *testing.T) {
 	}
 }
 
-func TestFailuresBeforeAndAfterTheWork(t *testing.T) {
+func TestFaultsBeforeAndAfterTheWork(t *testing.T) {
 	dir := t.TempDir()
 	injector := NewInjector(dir)
 	if worked, code := call(injector, t.Context(), create); !worked || code != codes.OK {
@@ -60,7 +60,7 @@ func TestFailuresBeforeAndAfterTheWork(t *testing.T) {
 	}
 }
 
-func TestTimesRunOutAndStartAnew(t *testing.T) {
+func TestTimesOfARuleAreCountedPerFile(t *testing.T) {
 	dir := t.TempDir()
 	injector := NewInjector(dir)
 	rule := Rule{RPC: "CreateVolume", Code: "Internal", Times: 2}
@@ -82,7 +82,7 @@ func TestTimesRunOutAndStartAnew(t *testing.T) {
 	}
 }
 
-func TestHangingEndsWithTheCallerOrTheRule(t *testing.T) {
+func TestHangEndsWithTheCallOrTheRule(t *testing.T) {
 	dir := t.TempDir()
 	injector := NewInjector(dir)
 	write(t, dir, Switches{Rules: []Rule{{RPC: "CreateVolume", Hang: true}}})
@@ -112,7 +112,7 @@ func TestHangingEndsWithTheCallerOrTheRule(t *testing.T) {
 	}
 }
 
-func TestMistakesInTheFileAreTold(t *testing.T) {
+func TestInvalidRulesAreReported(t *testing.T) {
 	dir := t.TempDir()
 	injector := NewInjector(dir)
 	write(t, dir, Switches{Rules: []Rule{{RPC: "CreateVolume", Code: "BUSY"}}})
