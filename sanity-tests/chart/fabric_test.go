@@ -147,14 +147,14 @@ func TestRemoteFabricIsLimitedToItsNamespaces(t *testing.T) {
 		t.Errorf("accounts are held to %v", accounts.Spec.Validations)
 	}
 	// All resources by which it can change a pod have the same policy.
-	judged := named[*admissionv1.ValidatingAdmissionPolicy](t, objects, role+"-pods").Spec.MatchConstraints.ResourceRules[0]
-	if !slices.Contains(judged.Operations, admissionv1.Update) {
-		t.Errorf("only %v of pods is fenced", judged.Operations)
+	checkedRequest := named[*admissionv1.ValidatingAdmissionPolicy](t, objects, role+"-pods").Spec.MatchConstraints.ResourceRules[0]
+	if !slices.Contains(checkedRequest.Operations, admissionv1.Update) {
+		t.Errorf("only %v of pods is fenced", checkedRequest.Operations)
 	}
 	for _, rule := range named[*rbacv1.ClusterRole](t, objects, role+"-workloads").Rules {
 		isWritten := slices.Contains(rule.Verbs, "patch") && slices.Contains(rule.APIGroups, "")
 		for _, resource := range rule.Resources {
-			if isWritten && strings.HasPrefix(resource, "pods") && !slices.Contains(judged.Resources, resource) {
+			if isWritten && strings.HasPrefix(resource, "pods") && !slices.Contains(checkedRequest.Resources, resource) {
 				t.Errorf("%s may be changed, and are not fenced", resource)
 			}
 		}

@@ -27,12 +27,12 @@ func TestFabricIsLimitedToItsNodesAndTheirPods(t *testing.T) {
 		name += ".storage.liqo.io"
 		isBound(t, objects, name)
 		spec := named[*admissionv1.ValidatingAdmissionPolicy](t, objects, name).Spec
-		var judged []string
+		var checkedRequest []string
 		for _, rule := range spec.MatchConstraints.ResourceRules {
-			judged = append(judged, rule.Resources...)
+			checkedRequest = append(checkedRequest, rule.Resources...)
 		}
-		if !slices.Equal(judged, resources) {
-			t.Errorf("%s is about %v", name, judged)
+		if !slices.Equal(checkedRequest, resources) {
+			t.Errorf("%s is about %v", name, checkedRequest)
 		}
 		if by := spec.MatchConditions; len(by) != 1 || !strings.HasSuffix(by[0].Expression, `== "system:serviceaccount:liqo-csi:liqo-csi-fabric"`) {
 			t.Errorf("%s is about %v", name, by)
@@ -168,17 +168,17 @@ func TestRemoteNamespacesHaveAPodSecurityLabel(t *testing.T) {
 // The home cluster chooses the cluster-scoped objects that its pods refer to, except priority
 // classes, unless values limit them.
 func TestReferencesOfRemotePodsCanBeLimited(t *testing.T) {
-	for value, judged := range map[string]string{
+	for value, checkedRequest := range map[string]string{
 		"priorityClasses": "priorityClassName.orValue('') in ['a']", "runtimeClasses": "runtimeClassName.orValue('') in ['a']",
 		"inlineDrivers": "v.csi.driver in ['a']", "taints": "t.?key.orValue('') in ['a']",
 	} {
 		if is := strings.Contains(validations(t, remoteFabric(nil), podsPolicy), "remoteAccess.pods."+value); is != (value == "priorityClasses") {
 			t.Errorf("that %s are limited by default is %v", value, is)
 		}
-		if text := validations(t, remoteFabric(Values{"pods": Values{value: []string{"a"}}}), podsPolicy); !strings.Contains(text, judged) {
+		if text := validations(t, remoteFabric(Values{"pods": Values{value: []string{"a"}}}), podsPolicy); !strings.Contains(text, checkedRequest) {
 			t.Errorf("%s are not limited: %s", value, text)
 		}
-		if text := validations(t, remoteFabric(Values{"pods": Values{value: []string{}}}), podsPolicy); !strings.Contains(text, strings.Replace(judged, "'a'", "", 1)) {
+		if text := validations(t, remoteFabric(Values{"pods": Values{value: []string{}}}), podsPolicy); !strings.Contains(text, strings.Replace(checkedRequest, "'a'", "", 1)) {
 			t.Errorf("%s: an empty list allows any", value)
 		}
 		for _, wrong := range []any{"all", []string{"' || true || '"}} {

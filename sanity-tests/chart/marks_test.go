@@ -14,12 +14,12 @@ func TestOnlyTheFabricWritesItsMarksOnPods(t *testing.T) {
 	objects := render(t, Values{"fabric": Values{"enabled": true}})
 	isBound(t, objects, name)
 	spec := named[*admissionv1.ValidatingAdmissionPolicy](t, objects, name).Spec
-	var judged []string
+	var checkedRequest []string
 	for _, rule := range spec.MatchConstraints.ResourceRules {
-		judged = append(judged, rule.Resources...)
+		checkedRequest = append(checkedRequest, rule.Resources...)
 	}
 	for _, resource := range []string{"pods", "pods/status", "pods/binding", "bindings"} {
-		if !slices.Contains(judged, resource) {
+		if !slices.Contains(checkedRequest, resource) {
 			t.Errorf("%s may be written", resource)
 		}
 	}

@@ -146,12 +146,12 @@ func TestRequiredPodAffinityCausesAWarning(t *testing.T) {
 	const name = "pod-affinity.storage.liqo.io"
 	objects := render(t, offloading(Values{"policies": true}))
 	policy := named[*admissionv1.ValidatingAdmissionPolicy](t, objects, name).Spec
-	var judged []string
+	var checkedRequest []string
 	for _, rule := range policy.MatchConstraints.ResourceRules {
-		judged = append(judged, rule.Resources...)
+		checkedRequest = append(checkedRequest, rule.Resources...)
 	}
-	if !slices.Equal(judged, []string{"pods", "deployments", "replicasets", "statefulsets", "jobs", "cronjobs"}) {
-		t.Errorf("it is about %v", judged)
+	if !slices.Equal(checkedRequest, []string{"pods", "deployments", "replicasets", "statefulsets", "jobs", "cronjobs"}) {
+		t.Errorf("it is about %v", checkedRequest)
 	}
 	if *policy.FailurePolicy != admissionv1.Ignore || policy.MatchConstraints.NamespaceSelector.MatchLabels["liqo.io/scheduling-enabled"] != "true" {
 		t.Errorf("%s in %v", *policy.FailurePolicy, policy.MatchConstraints.NamespaceSelector)

@@ -277,8 +277,8 @@ func labelsOf(pairs []string) map[string]string {
 	return labels
 }
 
-// namespaceThere returns a remote namespace as the fabric makes it.
-func namespaceThere(name string) *corev1.Namespace {
+// newRemoteNamespace returns a remote namespace as the fabric creates it.
+func newRemoteNamespace(name string) *corev1.Namespace {
 	return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
 		Name: name,
 		Labels: map[string]string{
@@ -293,7 +293,7 @@ func namespaceThere(name string) *corev1.Namespace {
 // OpenShift.
 func TestRemoteNamespacesAllowNoOtherMetadata(t *testing.T) {
 	of := func(label, annotation string) request {
-		namespace := namespaceThere("shop-rome")
+		namespace := newRemoteNamespace("shop-rome")
 		if label != "" {
 			namespace.Labels[label] = "x"
 		}
@@ -373,7 +373,7 @@ func TestRequestsOfTheFabricAreLimitedToItsNodes(t *testing.T) {
 	byUser := func(r request) request { r.User = "user"; return r }
 	own, real := pod("rome", "a", "Pending", ""), pod("worker", "a", "Running", "")
 	const mark, usersMark = `"fabric.storage.liqo.io/remote": "r"`, `"app.example/owner": "me"`
-	checkRequests(t, Values{"fabric": Values{"enabled": true}}, []judged{
+	checkRequests(t, Values{"fabric": Values{"enabled": true}}, []checkedRequest{
 		{"the status of its own pod", write("pods/status", own, pod("rome", "a", "Running", "")), ""},
 		{"a mark of its own pod", write("pods", own, pod("rome", "a", "Pending", mark)), ""},
 		{"the end of its own pod", write("pods", own, nil), ""},
@@ -399,14 +399,14 @@ func TestRequestsOfTheFabricAreLimitedToItsNodes(t *testing.T) {
 	})
 }
 
-// judged is a request, and the prefix of the name of the policy that refuses it, or "".
-type judged struct {
+// checkedRequest is a request, and the prefix of the name of the policy that refuses it, or "".
+type checkedRequest struct {
 	what      string
 	request   request
 	refusedBy string
 }
 
-func checkRequests(t *testing.T, values Values, all []judged) {
+func checkRequests(t *testing.T, values Values, all []checkedRequest) {
 	t.Helper()
 	var requests []request
 	for _, one := range all {
@@ -428,7 +428,7 @@ func TestOffloadingOfSystemNamespacesIsRefused(t *testing.T) {
 		}
 	}
 	values := Values{"fabric": Values{"enabled": true}, "storageNamespace": "twins", "liqo": Values{"tenantNamespaces": []string{"tenant-a"}}}
-	checkRequests(t, values, []judged{
+	checkRequests(t, values, []checkedRequest{
 		{"a user's namespace", in("shop"), ""},
 		{"one of Kubernetes", in("kube-system"), "never-offloaded"},
 		{"that of the driver", in("liqo-csi"), "never-offloaded"},
@@ -440,15 +440,15 @@ func TestOffloadingOfSystemNamespacesIsRefused(t *testing.T) {
 // The home cluster chooses the names of its remote namespaces, unless a value limits them.
 func TestNamesOfRemoteNamespacesMatchTheValue(t *testing.T) {
 	named := func(name string) request {
-		namespace := namespaceThere(name)
+		namespace := newRemoteNamespace(name)
 		text, err := json.Marshal(namespace)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return request{User: remoteUser, Operation: "CREATE", Resource: "namespaces", Object: text, Namespace: namespace}
 	}
-	checkRequests(t, remoteFabric(nil), []judged{{"any name, by default", named("istio-system"), ""}})
-	checkRequests(t, remoteFabric(Values{"namespaceNames": `[a-z\d-]+-rome`}), []judged{
+	checkRequests(t, remoteFabric(nil), []checkedRequest{{"any name, by default", named("istio-system"), ""}})
+	checkRequests(t, remoteFabric(Values{"namespaceNames": `[a-z\d-]+-rome`}), []checkedRequest{
 		{"a name that matches", named("shop-rome"), ""},
 		{"another name", named("istio-system"), "liqo-csi-remote.liqo-csi"},
 		{"a name that only begins so", named("shop-rome-too"), "liqo-csi-remote.liqo-csi"},

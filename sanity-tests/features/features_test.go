@@ -14,8 +14,8 @@ import (
 
 const root = "../../"
 
-// shown are the suites whose tests prove capabilities in a place.
-var shown = map[string][]string{
+// suitesOfPlace are the suites whose tests prove capabilities in a place.
+var suitesOfPlace = map[string][]string{
 	"home":   {"e2e/driver", "e2e/faults"},
 	"remote": {"e2e/remote", "e2e/faults", "e2e/liqo"},
 }
@@ -87,7 +87,7 @@ func sources(t *testing.T, suite string) map[string]string {
 // other storage than the reference driver's contains its class.
 func TestEveryCellNamesTestsOfItsPlace(t *testing.T) {
 	for _, row := range table(t) {
-		suites, known := shown[row.Where]
+		suites, known := suitesOfPlace[row.Where]
 		if !known {
 			t.Errorf("%s: there is no place %q", row.Capability, row.Where)
 			continue

@@ -30,7 +30,7 @@ func TestEveryLinkHasATarget(t *testing.T) {
 	pages, links := 0, 0
 	check := func(from, target string) {
 		links++
-		if err := leads(from, target); err != nil {
+		if err := resolveLink(from, target); err != nil {
 			t.Errorf("%s: %v", from, err)
 		}
 	}
@@ -76,8 +76,8 @@ func TestEveryLinkHasATarget(t *testing.T) {
 	}
 }
 
-// leads returns an error if the target of a link in a page does not exist.
-func leads(from, target string) error {
+// resolveLink returns an error if the target of a link in a page does not exist.
+func resolveLink(from, target string) error {
 	file, anchor, _ := strings.Cut(target, "#")
 	to := from
 	if file != "" {

@@ -25,7 +25,7 @@ const (
 	class           = "liqo"
 	diary           = "diary"
 	replicas        = 2
-	patience        = 4 * time.Minute
+	stepTimeout     = 4 * time.Minute
 )
 
 type story struct {
@@ -53,7 +53,7 @@ func newStory(lab *clusters.Lab) (s *story, err error) {
 	return s, err
 }
 
-func (s *story) tell(ctx context.Context) error {
+func (s *story) runSteps(ctx context.Context) error {
 	chapter(fmt.Sprintf("A StatefulSet of %d pods asks for volumes of class %s", replicas, class))
 	here, there, err := s.startDiary(ctx)
 	if err != nil {
@@ -250,7 +250,7 @@ func (s *story) removeDiary(ctx context.Context, pages ...*page) error {
 		}
 	}
 	for _, p := range pages {
-		if err := s.showGone(ctx, p); err != nil {
+		if err := s.showDeleted(ctx, p); err != nil {
 			return err
 		}
 	}
@@ -271,13 +271,13 @@ func (s *story) lastEvents(ctx context.Context) string {
 }
 
 func (s *story) until(ctx context.Context, what string, condition func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
 	return machine.Until(ctx, what, func() error { return condition(ctx) })
 }
 
-// gone returns an error while the object exists.
-func gone(err error, what string) error {
+// checkDeleted returns an error while the object exists.
+func checkDeleted(err error, what string) error {
 	switch {
 	case apierrors.IsNotFound(err):
 		return nil

@@ -41,9 +41,9 @@ const (
 	suiteSetUp = 15.
 	// legsSetUp is the same for a function with legs.
 	legsSetUp = 15.
-	// evenly is the part of the tests that may run at once that do on two cores, on average: some end before others, and
-	// they take CPU from each other.
-	evenly = 2. / 3
+	// parallelEfficiency is how many parallel tests run at the same time on two cores on average, as a fraction of
+	// those that may: some end before others, and they compete for the CPU.
+	parallelEfficiency = 2. / 3
 )
 
 func (c costs) of(t labTest, args string) cost {
@@ -100,7 +100,7 @@ func (l load) with(t plannedTest) suiteLoad {
 		of.alone += one.longest // its subtests may run beside each other
 		return of
 	}
-	of.beside += one.seconds / (float64(t.atOnce) * evenly)
+	of.beside += one.seconds / (float64(t.atOnce) * parallelEfficiency)
 	of.longest = max(of.longest, one.longest)
 	return of
 }

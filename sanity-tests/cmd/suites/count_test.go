@@ -73,7 +73,7 @@ error: test failed, to rerun pass `+"`--test trouble`"+`
 }
 
 func TestHangingCargoTestIsNamed(t *testing.T) {
-	got := feed(newCargoCounter(io.Discard), errTimeIsUp, `running 2 tests
+	got := feed(newCargoCounter(io.Discard), errTimeout, `running 2 tests
 test a has been running for over 60 seconds
 test b has been running for over 60 seconds
 test b ... ok

@@ -169,7 +169,7 @@ func TestImportOfAStaticVolume(t *testing.T) {
 func TestImportKeepsTheReclaimPolicy(t *testing.T) {
 	t.Parallel()
 	t.Run("of a volume that is retained", func(t *testing.T) {
-		kept := discardAtEnd(t)
+		kept := deleteAtEnd(t)
 		n := home(t)
 		sum, real := createClaimWithData(t, n, "data", "reference")
 		setReclaimPolicy(t, n, real.Name, corev1.PersistentVolumeReclaimRetain)
@@ -180,7 +180,7 @@ func TestImportKeepsTheReclaimPolicy(t *testing.T) {
 		deleteClaim(t, n, "data")
 	})
 	t.Run("of a class that retains", func(t *testing.T) {
-		kept := discardAtEnd(t)
+		kept := deleteAtEnd(t)
 		n := home(t)
 		sum, real := createClaimWithData(t, n, "data", "reference")
 		mustImport(t, n, "data", "--class", "liqo-retain")

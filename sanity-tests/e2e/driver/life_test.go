@@ -34,7 +34,7 @@ func TestDeletingAClaimDeletesEverything(t *testing.T) {
 }
 
 func TestRetainKeepsTheData(t *testing.T) {
-	kept := discardAtEnd(t)
+	kept := deleteAtEnd(t)
 	n := home(t)
 	startPod(n, "user", "data", "liqo-retain")
 	found := n.WaitVolume("data")
@@ -145,7 +145,7 @@ func TestTwinInheritsFieldsOfItsClaim(t *testing.T) {
 
 // An administrator deletes a twin in use: an event reports it, and no data is lost.
 func TestTwinDeletedByAUser(t *testing.T) {
-	kept := discardAtEnd(t)
+	kept := deleteAtEnd(t)
 	n := home(t)
 	startPod(n, "user", "data", "liqo-reference")
 	n.Exec("user", "echo precious > /data/file")
@@ -294,8 +294,8 @@ func remaining(ctx context.Context, n *user.Namespace, twin string, volumes ...s
 	return strings.Join(append(left, attached...), ", "), err
 }
 
-// discardAtEnd deletes a retained volume after the test. Call it before home, so that the namespace is deleted first.
-func discardAtEnd(t *testing.T) (kept *user.Volume) {
+// deleteAtEnd deletes a retained volume after the test. Call it before home, so that the namespace is deleted first.
+func deleteAtEnd(t *testing.T) (kept *user.Volume) {
 	t.Helper()
 	kept = &user.Volume{}
 	t.Cleanup(func() {

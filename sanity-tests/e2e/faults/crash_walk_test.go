@@ -31,7 +31,7 @@ func TestCrashAtEveryPoint(t *testing.T) {
 		{"a retained volume", w.retained},
 		{"a node that the real driver refuses", w.refused},
 		{"a claim that is deleted while its volume is reserved", w.abandoned},
-		{"a twin that is deleted by a user", w.rescued},
+		{"a twin that is deleted by a user", w.recovered},
 		{"a volume that grows", w.grown},
 		{"a volume that gets other attributes", w.modified},
 		{"labels, finalizers, node, capacity and lease", w.loops},
@@ -55,7 +55,7 @@ func TestCrashAtEveryPoint(t *testing.T) {
 		{"a volume that another cluster refuses", w.remoteRefused},
 		{"a volume in another cluster", w.remoteLife},
 		{"a retained volume in another cluster", w.remoteRetained},
-		{"a twin in another cluster that is deleted by a user", w.remoteRescued},
+		{"a twin in another cluster that is deleted by a user", w.remoteRecovered},
 		{"a volume that grows in another cluster", w.remoteGrown},
 		{"a restore that is rescheduled to its snapshot", w.restoreRescheduled},
 	} {
@@ -166,7 +166,7 @@ func (w *walk) abandoned(t *testing.T, n *user.Namespace) {
 	w.waitCrashed(t, n, controller)
 }
 
-func (w *walk) rescued(t *testing.T, n *user.Namespace) {
+func (w *walk) recovered(t *testing.T, n *user.Namespace) {
 	n.Claim("data", "liqo-reference", "64Mi")
 	n.Pod("user", "data")
 	n.WaitReady("user")

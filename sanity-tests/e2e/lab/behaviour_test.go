@@ -38,13 +38,13 @@ func TestBehaviour(t *testing.T) {
 	t.Run("pods reach the API from every node", func(t *testing.T) { podsReachTheAPI(t, ctx, home) })
 	t.Run("pods find services by name", func(t *testing.T) { podsFindServices(t, ctx, home) })
 	t.Run("pods of two clusters reach each other", func(t *testing.T) { podsReachEachOther(t, ctx, home, remote) })
-	t.Run("audit log names the user agent", func(t *testing.T) { auditNamesAgents(t, ctx, home) })
+	t.Run("audit log names the user agent", func(t *testing.T) { auditLogHasUserAgents(t, ctx, home) })
 	t.Run("a node may not change another", func(t *testing.T) { nodesAreRestricted(t, ctx, home) })
-	t.Run("kubelets refuse unauthenticated requests", func(t *testing.T) { kubeletsAnswerNoStrangers(t, ctx, home) })
-	t.Run("faults between the clusters", func(t *testing.T) { faultsAreFelt(t, ctx, lab, home, remote) })
-	t.Run("partition", func(t *testing.T) { partitionIsFelt(t, ctx, lab, home, remote) })
+	t.Run("kubelets refuse unauthenticated requests", func(t *testing.T) { kubeletsRefuseUnauthenticated(t, ctx, home) })
+	t.Run("faults between the clusters", func(t *testing.T) { faultsTakeEffect(t, ctx, lab, home, remote) })
+	t.Run("partition", func(t *testing.T) { partitionTakesEffect(t, ctx, lab, home, remote) })
 	t.Run("components restart", func(t *testing.T) { componentsRestart(t, ctx, home) })
-	t.Run("a start repairs the lab", func(t *testing.T) { startRepairs(t, ctx, home) })
+	t.Run("a start repairs the lab", func(t *testing.T) { startRepairsLab(t, ctx, home) })
 }
 
 func cluster(t *testing.T, lab *clusters.Lab, name string) *clusters.Cluster {
@@ -138,7 +138,7 @@ func podsReachEachOther(t *testing.T, ctx context.Context, home, remote *cluster
 	}
 }
 
-func auditNamesAgents(t *testing.T, ctx context.Context, home *clusters.Cluster) {
+func auditLogHasUserAgents(t *testing.T, ctx context.Context, home *clusters.Cluster) {
 	config, err := home.Config()
 	if err != nil {
 		t.Fatal(err)
@@ -187,7 +187,7 @@ func nodesAreRestricted(t *testing.T, ctx context.Context, home *clusters.Cluste
 	}
 }
 
-func kubeletsAnswerNoStrangers(t *testing.T, ctx context.Context, home *clusters.Cluster) {
+func kubeletsRefuseUnauthenticated(t *testing.T, ctx context.Context, home *clusters.Cluster) {
 	node := home.Nodes()[0]
 	authority, err := os.ReadFile(node.KubeletRoot() + "/pki/ca.crt")
 	if err != nil {
@@ -220,8 +220,8 @@ func kubeletsAnswerNoStrangers(t *testing.T, ctx context.Context, home *clusters
 	}
 }
 
-// askThroughProxy requests the version of the remote API server from a node of the home cluster.
-func askThroughProxy(ctx context.Context, home, remote *clusters.Cluster) error {
+// requestThroughProxy requests the version of the remote API server from a node of the home cluster.
+func requestThroughProxy(ctx context.Context, home, remote *clusters.Cluster) error {
 	kubeconfig, err := os.Open(remote.ProxyKubeconfig())
 	if err != nil {
 		return err
@@ -236,21 +236,21 @@ func askThroughProxy(ctx context.Context, home, remote *clusters.Cluster) error 
 	return nil
 }
 
-// answered repeats the request for up to a minute, and returns the duration of the attempt that
+// retryRequest repeats the request for up to a minute, and returns the duration of the attempt that
 // succeeded: on a busy machine an attempt may time out.
-func answered(ctx context.Context, home, remote *clusters.Cluster) (took time.Duration, err error) {
+func retryRequest(ctx context.Context, home, remote *clusters.Cluster) (took time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	err = machine.Until(ctx, "an answer through the proxy", func() error {
 		start := time.Now()
-		err := askThroughProxy(ctx, home, remote)
+		err := requestThroughProxy(ctx, home, remote)
 		took = time.Since(start)
 		return err
 	})
 	return took, err
 }
 
-func faultsAreFelt(t *testing.T, ctx context.Context, lab *clusters.Lab, home, remote *clusters.Cluster) {
+func faultsTakeEffect(t *testing.T, ctx context.Context, lab *clusters.Lab, home, remote *clusters.Cluster) {
 	set := func(setting faults.Setting) {
 		t.Helper()
 		if err := lab.Proxy().Set(ctx, setting); err != nil {
@@ -259,16 +259,16 @@ func faultsAreFelt(t *testing.T, ctx context.Context, lab *clusters.Lab, home, r
 	}
 	for _, mode := range []faults.Mode{faults.Hang, faults.HalfOpen, faults.Reset} {
 		set(faults.Setting{Mode: mode})
-		if err := askThroughProxy(ctx, home, remote); err == nil {
+		if err := requestThroughProxy(ctx, home, remote); err == nil {
 			t.Errorf("%s: the remote cluster answers", mode)
 		}
 		set(faults.Setting{Mode: faults.Pass})
-		if _, err := answered(ctx, home, remote); err != nil {
+		if _, err := retryRequest(ctx, home, remote); err != nil {
 			t.Errorf("after %s the remote cluster does not answer: %v", mode, err)
 		}
 	}
 	set(faults.Setting{Mode: faults.Delay, Up: 200 * time.Millisecond, Down: 200 * time.Millisecond})
-	took, err := answered(ctx, home, remote)
+	took, err := retryRequest(ctx, home, remote)
 	if err != nil {
 		t.Errorf("with a delay the remote cluster does not answer: %v", err)
 	}
@@ -278,18 +278,18 @@ func faultsAreFelt(t *testing.T, ctx context.Context, lab *clusters.Lab, home, r
 	set(faults.Setting{Mode: faults.Pass})
 }
 
-func partitionIsFelt(t *testing.T, ctx context.Context, lab *clusters.Lab, home, remote *clusters.Cluster) {
+func partitionTakesEffect(t *testing.T, ctx context.Context, lab *clusters.Lab, home, remote *clusters.Cluster) {
 	if err := lab.Partition(ctx, true); err != nil {
 		t.Fatal(err)
 	}
-	if err := askThroughProxy(ctx, home, remote); err == nil {
+	if err := requestThroughProxy(ctx, home, remote); err == nil {
 		t.Error("the remote cluster answers across the partition")
 	}
 	if err := lab.Partition(ctx, false); err != nil {
 		t.Fatal(err)
 	}
 	// Packets that were sent earlier may still have to fail.
-	if _, err := answered(ctx, home, remote); err != nil {
+	if _, err := retryRequest(ctx, home, remote); err != nil {
 		t.Errorf("after the partition the remote cluster does not answer: %v", err)
 	}
 }
@@ -313,7 +313,7 @@ func componentsRestart(t *testing.T, ctx context.Context, home *clusters.Cluster
 	}
 }
 
-func startRepairs(t *testing.T, ctx context.Context, home *clusters.Cluster) {
+func startRepairsLab(t *testing.T, ctx context.Context, home *clusters.Cluster) {
 	for _, component := range []string{"etcd", "kube-scheduler", "containerd@home-2"} {
 		if err := home.Kill(ctx, component); err != nil {
 			t.Fatal(err)

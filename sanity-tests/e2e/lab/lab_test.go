@@ -120,7 +120,7 @@ func TestDownAfterAnInterruptedStart(t *testing.T) {
 
 	broken, breakOff := context.WithCancel(ctx)
 	defer breakOff()
-	_, err := clusters.Up(broken, clusters.Options{Progress: whenSaid("API server answers", breakOff)})
+	_, err := clusters.Up(broken, clusters.Options{Progress: whenWritten("API server answers", breakOff)})
 	if !errors.Is(err, context.Canceled) {
 		t.Fatalf("a start that is broken off says %v", err)
 	}
@@ -303,8 +303,8 @@ func killShim(t *testing.T) {
 	t.Fatal("no container shim runs")
 }
 
-// whenSaid is a writer that calls do when this text is written to it.
-func whenSaid(text string, do func()) writerFunc {
+// whenWritten is a writer that calls do when this text is written to it.
+func whenWritten(text string, do func()) writerFunc {
 	return func(written []byte) (int, error) {
 		if bytes.Contains(written, []byte(text)) {
 			do()

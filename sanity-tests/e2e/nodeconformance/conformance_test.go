@@ -51,7 +51,7 @@ func TestNodeConformance(t *testing.T) {
 
 	offloader := offloadAll(t, home)
 	direct, offloaded := runBoth(t, suite, through)
-	offloader.judge(t)
+	offloader.checkPlacement(t)
 
 	differences, missing := external.Compare(direct, offloaded, expected)
 	counts := fmt.Sprintf("%s in the remote cluster, %s through the virtual node, %d differences", count(direct), count(offloaded), len(differences))

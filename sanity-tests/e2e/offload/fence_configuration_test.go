@@ -11,7 +11,7 @@ import (
 
 const onlyInFabric = "ConfigMaps, Secrets and Services only in the namespaces of its fabric"
 
-func servicesAreFenced(t *testing.T, client kubernetes.Interface, own, other string) {
+func servicesAreRestricted(t *testing.T, client kubernetes.Interface, own, other string) {
 	service := func(edit func(*corev1.ServiceSpec)) *corev1.Service {
 		created := &corev1.Service{
 			ObjectMeta: metav1.ObjectMeta{Name: "fenced"},
@@ -49,7 +49,7 @@ func servicesAreFenced(t *testing.T, client kubernetes.Interface, own, other str
 	checkOutcome(t, "the API server's", client.CoreV1().Services("default").Delete(t.Context(), "kubernetes", dryRunDelete), onlyInFabric)
 }
 
-func secretsAreFenced(t *testing.T, client, admin kubernetes.Interface, own, other string) {
+func secretsAreRestricted(t *testing.T, client, admin kubernetes.Interface, own, other string) {
 	secret := func(of corev1.SecretType) *corev1.Secret {
 		return &corev1.Secret{
 			ObjectMeta: metav1.ObjectMeta{Name: "fenced", Annotations: map[string]string{corev1.ServiceAccountNameKey: "default"}},

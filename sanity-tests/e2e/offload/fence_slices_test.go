@@ -25,7 +25,7 @@ func newSlice(manager string, family discoveryv1.AddressType, address string) *d
 	}
 }
 
-func slicesAreFenced(t *testing.T, client kubernetes.Interface, own, other string) {
+func slicesAreRestricted(t *testing.T, client kubernetes.Interface, own, other string) {
 	onNode, ofPod := newSlice(fabricManager, "IPv4", "10.0.0.1"), newSlice(fabricManager, "IPv4", "10.0.0.1")
 	onNode.Endpoints[0].NodeName = new("remote-1")
 	ofPod.Endpoints[0].TargetRef = &corev1.ObjectReference{Kind: "Pod", Namespace: other, Name: "db-0"}

@@ -162,7 +162,7 @@ func TestRemoteClusterWithASnapshotIsNotDeleted(t *testing.T) {
 	p.waitStatus("the status counts the snapshot", func(s status) bool { return s.Volumes == 0 && s.Snapshots == 1 })
 
 	p.deleteRemoteCluster()
-	p.waitHeld(p.home.Name + "/backup")
+	p.waitDeletionBlocked(p.home.Name + "/backup")
 	p.home.DeleteSnapshot("backup")
 	p.home.WaitSnapshotDeleted(snapshot, p.remote.Client, p.remote.Name)
 	p.home.WaitDeleted("remotecluster", p.cluster)

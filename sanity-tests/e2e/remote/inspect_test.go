@@ -90,7 +90,7 @@ func TestReachableUnreachableAndDeletedClusterIsShown(t *testing.T) {
 	p.waitCondition("data", corev1.ConditionTrue, "TwinBound")
 
 	p.deleteRemoteCluster()
-	p.waitHeld(p.home.Name + "/data")
+	p.waitDeletionBlocked(p.home.Name + "/data")
 }
 
 // unusedPort sets the server to a port of the remote cluster on which nothing listens.

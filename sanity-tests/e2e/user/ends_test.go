@@ -42,7 +42,7 @@ func TestUnexpectedTerminations(t *testing.T) {
 			t.Errorf("%s: %q", what, got)
 		}
 	}
-	var all driverEnds
+	var all driverTerminations
 	all.record(pod("controller", "driver", running, ended(101, "Error", began)), began)
 	all.record(pod("controller", "driver", running, ended(101, "Error", began)), began)
 	if err := all.found(); err == nil || strings.Count(err.Error(), "exit code 101") != 1 || !strings.HasPrefix(err.Error(), Violation) {

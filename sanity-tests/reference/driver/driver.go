@@ -118,7 +118,7 @@ func (d *Driver) Serve(ctx context.Context, listener net.Listener) error {
 			return err
 		}
 	}
-	server := grpc.NewServer(grpc.ChainUnaryInterceptor(d.record, d.spoil))
+	server := grpc.NewServer(grpc.ChainUnaryInterceptor(d.record, d.injectFaults))
 	csi.RegisterIdentityServer(server, d)
 	if d.config.Mode != NodeMode {
 		csi.RegisterControllerServer(server, d)
@@ -143,8 +143,8 @@ func (d *Driver) announceNode() error {
 	})
 }
 
-// spoil injects the faults of the rules.
-func (d *Driver) spoil(ctx context.Context, request any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+// injectFaults injects the faults of the rules.
+func (d *Driver) injectFaults(ctx context.Context, request any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
 	call := faults.Call{RPC: rpcName(info), Node: d.config.NodeID, Subjects: d.subjects(request)}
 	return d.faults.Around(ctx, call, func() (any, error) { return handle(ctx, request) })
 }
