@@ -45,7 +45,7 @@ func TestOperationsRunInOrder(t *testing.T) {
 	restored := 0
 	for _, claim := range claims.Items {
 		if size := claim.Spec.Resources.Requests[corev1.ResourceStorage]; size.String() != "3Mi" {
-			t.Errorf("%s asks for %s", claim.Name, size.String())
+			t.Errorf("%s requests %s", claim.Name, size.String())
 		}
 		if source := claim.Spec.DataSource; source != nil {
 			restored++

@@ -91,7 +91,7 @@ func TestEveryAlertHasMetricsAndInstructions(t *testing.T) {
 			count++
 			metrics := metricName.FindAllString(alert.Expr, -1)
 			if len(metrics) == 0 {
-				t.Errorf("%s is about no metric: %s", alert.Alert, alert.Expr)
+				t.Errorf("%s uses no metric: %s", alert.Alert, alert.Expr)
 			}
 			for _, metric := range metrics {
 				if !strings.Contains(sources, `"`+metric+`"`) {
@@ -110,7 +110,7 @@ func TestEveryAlertHasMetricsAndInstructions(t *testing.T) {
 		}
 	}
 	if count < 4 {
-		t.Errorf("there are %d alerts", count)
+		t.Errorf("only %d alerts were found", count)
 	}
 }
 

@@ -84,7 +84,7 @@ func TestEveryObjectIsValidAndLabelled(t *testing.T) {
 					GetLabels() map[string]string
 				})
 				if accessor.GetName() == "" || accessor.GetLabels()["app.kubernetes.io/instance"] != Release {
-					t.Errorf("%T %q does not carry the release's labels", object, accessor.GetName())
+					t.Errorf("%T %q does not have the release's labels", object, accessor.GetName())
 				}
 			}
 		})
@@ -94,7 +94,7 @@ func TestEveryObjectIsValidAndLabelled(t *testing.T) {
 func TestNamespaceOfTwinsIsNotPartOfTheRelease(t *testing.T) {
 	for _, object := range render(t, everything) {
 		if namespace, is := object.(*corev1.Namespace); is {
-			t.Errorf("the chart owns the namespace %s: an uninstall would take the data along", namespace.Name)
+			t.Errorf("the release contains the namespace %s: an uninstall would delete the data", namespace.Name)
 		}
 	}
 }
@@ -118,7 +118,7 @@ func TestControllerIsUnprivilegedAndReplicated(t *testing.T) {
 		t.Errorf("containers: %s", names)
 	}
 	if names := containerNames(only[*appsv1.Deployment](t, render(t, nil)).Spec.Template.Spec); names != "driver csi-provisioner csi-attacher csi-resizer" {
-		t.Errorf("containers by default: %s", names)
+		t.Errorf("containers with default values: %s", names)
 	}
 }
 
@@ -153,7 +153,7 @@ func TestSnapshotterRunsWhereSnapshotKindsExist(t *testing.T) {
 				t.Errorf("containers: %s", containerNames(pod))
 			}
 			if bytes.Contains(text, []byte("name: liqo-csi-snapshotter")) != one.serves {
-				t.Error("the role of csi-snapshotter does not go with it")
+				t.Error("the role of csi-snapshotter is rendered without the container, or the container without the role")
 			}
 		})
 	}
@@ -238,10 +238,10 @@ func TestClassParameters(t *testing.T) {
 func TestExpansionIsAllowedWhereAResizerRuns(t *testing.T) {
 	silent := Values{"storageClasses": []Values{{"name": "silent"}}}
 	if of := only[*storagev1.StorageClass](t, render(t, silent)); !*of.AllowVolumeExpansion {
-		t.Error("a class that says nothing does not allow expansion")
+		t.Error("a class without allowVolumeExpansion does not allow expansion")
 	}
 	if of := only[*storagev1.StorageClass](t, render(t, withoutResizer(silent))); *of.AllowVolumeExpansion {
-		t.Error("a class that says nothing allows expansion, and there is no resizer")
+		t.Error("a class without allowVolumeExpansion allows expansion although no resizer runs")
 	}
 	if of := only[*storagev1.StorageClass](t, render(t, nil)); !*of.AllowVolumeExpansion {
 		t.Error("the class of the default values does not allow expansion")
@@ -297,7 +297,7 @@ func TestInvalidValuesAreRefused(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			_, err := helm(t).Render(t.Context(), Release, Namespace, refused.values)
 			if err == nil || !strings.Contains(err.Error(), refused.says) {
-				t.Errorf("want an error that says %q, got %v", refused.says, err)
+				t.Errorf("want an error that contains %q, got %v", refused.says, err)
 			}
 		})
 	}
@@ -317,7 +317,7 @@ func TestEveryRuleOfRBACHasAComment(t *testing.T) {
 				explained = true
 			case strings.HasPrefix(line, "- apiGroups:"):
 				if !explained {
-					t.Errorf("%s:%d: nothing says why", file, number+1)
+					t.Errorf("%s:%d: this rule has no comment", file, number+1)
 				}
 				explained = false
 			case line == "rules:":

@@ -126,7 +126,7 @@ func TestRemoteFabricIsLimitedToItsNamespaces(t *testing.T) {
 			name + `"milan"`, name + `"system:serviceaccount:elsewhere:other"`,
 		} {
 			if !slices.Contains(strings.Split(who, " || "), subject) {
-				t.Errorf("%s: %s is not held: %s", policy, subject, who)
+				t.Errorf("%s: %s is not restricted: %s", policy, subject, who)
 			}
 		}
 		isBound(t, objects, policy)
@@ -144,18 +144,18 @@ func TestRemoteFabricIsLimitedToItsNamespaces(t *testing.T) {
 	accounts := named[*admissionv1.ValidatingAdmissionPolicy](t, objects, role+"-accounts")
 	isBound(t, objects, role+"-accounts")
 	if !reflect.DeepEqual(accounts.Spec.Validations, pods.Spec.Validations[1:]) || !reflect.DeepEqual(accounts.Spec.Variables, pods.Spec.Variables) {
-		t.Errorf("accounts are held to %v", accounts.Spec.Validations)
+		t.Errorf("the policy for service accounts matches %v", accounts.Spec.Validations)
 	}
 	// All resources by which it can change a pod have the same policy.
-	checkedRequest := named[*admissionv1.ValidatingAdmissionPolicy](t, objects, role+"-pods").Spec.MatchConstraints.ResourceRules[0]
-	if !slices.Contains(checkedRequest.Operations, admissionv1.Update) {
-		t.Errorf("only %v of pods is fenced", checkedRequest.Operations)
+	validated := named[*admissionv1.ValidatingAdmissionPolicy](t, objects, role+"-pods").Spec.MatchConstraints.ResourceRules[0]
+	if !slices.Contains(validated.Operations, admissionv1.Update) {
+		t.Errorf("the policy for pods matches only %v", validated.Operations)
 	}
 	for _, rule := range named[*rbacv1.ClusterRole](t, objects, role+"-workloads").Rules {
 		isWritten := slices.Contains(rule.Verbs, "patch") && slices.Contains(rule.APIGroups, "")
 		for _, resource := range rule.Resources {
-			if isWritten && strings.HasPrefix(resource, "pods") && !slices.Contains(checkedRequest.Resources, resource) {
-				t.Errorf("%s may be changed, and are not fenced", resource)
+			if isWritten && strings.HasPrefix(resource, "pods") && !slices.Contains(validated.Resources, resource) {
+				t.Errorf("%s may be changed, and no policy restricts that", resource)
 			}
 		}
 	}
@@ -191,7 +191,7 @@ func TestRemoteFabricIsLimitedToItsHomeCluster(t *testing.T) {
 		}
 		first := named[*admissionv1.ValidatingAdmissionPolicy](t, objects, role+policy).Spec.Validations[0].Expression
 		if !strings.HasPrefix(first, of+".metadata.?labels.orValue({})[?'fabric.storage.liqo.io/home'].orValue('') == 'milan-1'") {
-			t.Errorf("%s%s asks for %s", role, policy, first)
+			t.Errorf("%s%s requires %s", role, policy, first)
 		}
 	}
 	for wrong, words := range map[string]string{"' || true || '": "pattern", "": "kubectl get namespace kube-system"} {
@@ -217,7 +217,7 @@ func TestRemoteClusterSuggestsLabels(t *testing.T) {
 	account.check(t, false, "list configmaps -n liqo-csi", "get configmaps/other -n liqo-csi", "patch configmaps/liqo-csi-labels -n liqo-csi")
 	for _, object := range render(t, remote("fabric")) {
 		if object, is := object.(*corev1.ConfigMap); is {
-			t.Errorf("nothing is suggested, and there is %s", object.Name)
+			t.Errorf("without suggested labels %s is rendered", object.Name)
 		}
 	}
 }
@@ -244,7 +244,7 @@ func TestRemoteFabricWritesOnlyAllowedAddresses(t *testing.T) {
 		values := remote("fabric")
 		values["remoteAccess"].(Values)["endpointCIDRs"] = []string{wrong}
 		if _, err := helm(t).Render(t.Context(), Release, Namespace, values); err == nil {
-			t.Errorf("%q is taken for a CIDR", wrong)
+			t.Errorf("%q is accepted as a CIDR", wrong)
 		}
 	}
 	bound := &rbacv1.RoleBinding{
@@ -270,7 +270,7 @@ func TestExternalNamesCanBeRefused(t *testing.T) {
 			return strings.Contains(one.Expression, "ExternalName")
 		})
 		if refused == allowed {
-			t.Errorf("allowed is %t, and that they are refused is %t", allowed, refused)
+			t.Errorf("allowed is %t, refused is %t", allowed, refused)
 		}
 	}
 }
@@ -367,11 +367,11 @@ func TestPolicyWithAParameterMatchesOnlyTheFabric(t *testing.T) {
 		found = true
 		for _, rule := range policy.Spec.MatchConstraints.ResourceRules {
 			if !slices.Equal(rule.ResourceNames, []string{"liqo-csi-fabric-reflected"}) {
-				t.Errorf("%s is about %v of %v", policy.Name, rule.Resources, rule.ResourceNames)
+				t.Errorf("%s matches %v of %v", policy.Name, rule.Resources, rule.ResourceNames)
 			}
 		}
 	}
 	if !found {
-		t.Error("nothing holds the fabric to namespaces that are offloaded")
+		t.Error("no policy limits the fabric to offloaded namespaces")
 	}
 }

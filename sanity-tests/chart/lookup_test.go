@@ -129,11 +129,11 @@ func TestOffloadingCRDIsInstalledUnlessItExists(t *testing.T) {
 				t.Fatal(err)
 			}
 			if defines(text) != one.defined {
-				t.Errorf("that it is defined is %t", defines(text))
+				t.Errorf("it is defined: %t", defines(text))
 			}
-			// The annotation for the next upgrade says the same.
+			// The annotation for the next upgrade has the same value.
 			if marked := strings.Contains(string(text), "storage.liqo.io/defines-offloading"); marked != one.defined {
-				t.Errorf("that the Deployment says so is %t", marked)
+				t.Errorf("the annotation for the next upgrade exists: %t", marked)
 			}
 		})
 	}
@@ -168,7 +168,7 @@ func TestOffloadingCRDIsRenderedWithoutACluster(t *testing.T) {
 			t.Fatal(err)
 		}
 		if defines(text) != one.defined {
-			t.Errorf("%s: that it is defined is %t", name, defines(text))
+			t.Errorf("%s: it is defined: %t", name, defines(text))
 		}
 	}
 }
@@ -202,7 +202,7 @@ func TestNamespaceOfTheTwinsIsCreatedAndKept(t *testing.T) {
 			t.Fatal(err)
 		}
 		if createsNamespace(text) == isThere {
-			t.Errorf("that it is created is %t where it exists is %t", !isThere, isThere)
+			t.Errorf("created: %t, existed before: %t", !isThere, isThere)
 		}
 	}
 	for side, values := range map[string]Values{"home": nil, "remote": remote("full")} {

@@ -43,7 +43,7 @@ func TestPodsAreMutatedWhereKubernetesSupportsIt(t *testing.T) {
 			for _, kind := range []string{"Mutating", "Validating"} {
 				rendered := bytes.Contains(text, []byte("kind: "+kind+"AdmissionPolicy\nmetadata:\n  name: offloaded-pods.storage.liqo.io"))
 				if rendered != one.changed {
-					t.Errorf("that there is a %sAdmissionPolicy is %t", kind, rendered)
+					t.Errorf("a %sAdmissionPolicy is rendered: %t", kind, rendered)
 				}
 			}
 		})
@@ -56,15 +56,15 @@ func TestDaemonSetsAreKeptOffVirtualNodesIfEnabled(t *testing.T) {
 	asked := offloading(Values{"policies": true, "keepDaemonSetsOff": true})
 	policy := named[*admissionv1.MutatingAdmissionPolicy](t, render(t, asked), name)
 	if *policy.Spec.FailurePolicy != admissionv1.Ignore {
-		t.Error("an error of it refuses DaemonSets")
+		t.Error("an error of the policy refuses DaemonSets")
 	}
 	expression := policy.Spec.Mutations[0].JSONPatch.Expression
 	if !strings.Contains(expression, "'/spec/template/spec/affinity'") || strings.Contains(expression, "'/spec/affinity") ||
 		strings.Contains(expression, "object.spec.affinity") {
-		t.Errorf("it is not the template that is changed: %s", expression)
+		t.Errorf("the policy does not change the pod template: %s", expression)
 	}
 	if binding := named[*admissionv1.MutatingAdmissionPolicyBinding](t, render(t, asked), name); binding.Spec.PolicyName != name {
-		t.Error("it is not bound")
+		t.Error("the policy has no binding")
 	}
 	for what, values := range map[string]Values{"by default": {"policies": true}, "impossible": {"policies": false, "keepDaemonSetsOff": true}} {
 		text, err := helm(t).RenderFor(t.Context(), Release, Namespace, "v1", offloading(values))
@@ -82,7 +82,7 @@ func TestFailurePolicyOfPodPolicies(t *testing.T) {
 			t.Errorf("%s: %s, %s", name, *policy.Spec.FailurePolicy, policy.Spec.ReinvocationPolicy)
 		}
 		if binding := named[*admissionv1.MutatingAdmissionPolicyBinding](t, objects, name); binding.Spec.PolicyName != name {
-			t.Errorf("%s is not bound", name)
+			t.Errorf("%s has no binding", name)
 		}
 	}
 	// Before the fabric gives up a pod, it checks that the next one avoids the cluster.
@@ -90,7 +90,7 @@ func TestFailurePolicyOfPodPolicies(t *testing.T) {
 		"patch namespaceoffloadings.offloading.liqo.io:status")
 	avoids := named[*admissionv1.MutatingAdmissionPolicyBinding](t, objects, "avoided-clusters.storage.liqo.io").Spec.ParamRef
 	if avoids.Name != "offloading" || *avoids.ParameterNotFoundAction != admissionv1.AllowAction {
-		t.Errorf("what clusters are avoided is read from %v", avoids)
+		t.Errorf("the avoided clusters are read from %v", avoids)
 	}
 	// The controller removes scheduling gates, and a policy restricts it to that.
 	for what, values := range map[string]Values{"with gates": offloading(Values{"policies": true}), "without": offloading(Values{"policies": false})} {
@@ -146,12 +146,12 @@ func TestRequiredPodAffinityCausesAWarning(t *testing.T) {
 	const name = "pod-affinity.storage.liqo.io"
 	objects := render(t, offloading(Values{"policies": true}))
 	policy := named[*admissionv1.ValidatingAdmissionPolicy](t, objects, name).Spec
-	var checkedRequest []string
+	var validated []string
 	for _, rule := range policy.MatchConstraints.ResourceRules {
-		checkedRequest = append(checkedRequest, rule.Resources...)
+		validated = append(validated, rule.Resources...)
 	}
-	if !slices.Equal(checkedRequest, []string{"pods", "deployments", "replicasets", "statefulsets", "jobs", "cronjobs"}) {
-		t.Errorf("it is about %v", checkedRequest)
+	if !slices.Equal(validated, []string{"pods", "deployments", "replicasets", "statefulsets", "jobs", "cronjobs"}) {
+		t.Errorf("it matches %v", validated)
 	}
 	if *policy.FailurePolicy != admissionv1.Ignore || policy.MatchConstraints.NamespaceSelector.MatchLabels["liqo.io/scheduling-enabled"] != "true" {
 		t.Errorf("%s in %v", *policy.FailurePolicy, policy.MatchConstraints.NamespaceSelector)
@@ -175,7 +175,7 @@ func TestPodsThatRemoteClustersRefuseAreNotOffloaded(t *testing.T) {
 		expressions := map[string]string{}
 		for _, one := range variables {
 			if expressions[one.Name] != "" {
-				t.Errorf("%s: there are two variables %s", kind, one.Name)
+				t.Errorf("%s: two variables are named %s", kind, one.Name)
 			}
 			expressions[one.Name] = one.Expression
 		}
@@ -191,7 +191,7 @@ func TestPodsThatRemoteClustersRefuseAreNotOffloaded(t *testing.T) {
 		// Remote pods have another service account, no node and another priority. Pods that use
 		// namespaces of their node stay at home anyway.
 		if len(others) > 0 || !strings.Contains(expressions["sent"], "variables.whyRefused == ''") {
-			t.Errorf("%s: pods are sent that are refused there: %s", kind, others)
+			t.Errorf("%s: pods are offloaded that remote clusters refuse: %s", kind, others)
 		}
 	}
 }
@@ -205,7 +205,7 @@ func TestRuntimeClassOfLiqo(t *testing.T) {
 	for name, values := range map[string]Values{"not asked for": offloading(Values{"runtimeClass": false}), "without the fabric": nil} {
 		for _, object := range render(t, values) {
 			if _, is := object.(*nodev1.RuntimeClass); is {
-				t.Errorf("%s: it is made", name)
+				t.Errorf("%s: it is rendered", name)
 			}
 		}
 	}
@@ -246,7 +246,7 @@ func TestVariablesAreNoReservedWordsOfCEL(t *testing.T) {
 			}
 			for _, name := range names {
 				if slices.Contains(reserved, name) {
-					t.Errorf("a variable is called %s", name)
+					t.Errorf("a variable is named %s", name)
 				}
 			}
 		}

@@ -59,7 +59,7 @@ func refusals(t *testing.T, values Values, requests []request) []string {
 	command.Stderr = &said
 	out, err := command.Output()
 	if err != nil {
-		t.Fatalf("judge by the policies: %v: %s", err, &said)
+		t.Fatalf("evaluate the policies: %v: %s", err, &said)
 	}
 	var answers []string
 	if err := json.Unmarshal(out, &answers); err != nil || len(answers) != len(requests) {
@@ -414,7 +414,7 @@ func checkRequests(t *testing.T, values Values, all []checkedRequest) {
 	}
 	for at, refusal := range refusals(t, values, requests) {
 		if want := all[at].refusedBy; (want == "") != (refusal == "") || !strings.HasPrefix(refusal, want) {
-			t.Errorf("%s: the refusal is %q, of %q is wanted", all[at].what, refusal, want)
+			t.Errorf("%s: the refusal is %q, want one of %q", all[at].what, refusal, want)
 		}
 	}
 }

@@ -70,7 +70,7 @@ func TestHomeClusterHasNoObjectsOfRemoteAccess(t *testing.T) {
 		// The chart creates that Secret empty; the controller writes it.
 		isSecret := strings.HasPrefix(name, "Secret ") && name != "Secret liqo-csi/liqo-csi-sessions"
 		if strings.Contains(name, "liqo-csi-remote") || isSecret {
-			t.Errorf("%s is of the remote side", name)
+			t.Errorf("%s belongs to the remote cluster", name)
 		}
 	}
 }
@@ -172,7 +172,7 @@ func TestConnectCreatesWhatTheChartRenders(t *testing.T) {
 			put := strings.NewReplacer(RemoteNamespace, "access", HomeCluster, "rome.example_1", ListedNamespace, "apps")
 			_, body, _ := strings.Cut(string(kept), "---\n")
 			if want := string(AsConnectMakesIt(named)); put.Replace(body) != strings.TrimPrefix(want, "---\n") {
-				t.Errorf("with names in place of the placeholders it is not what the chart renders with these values")
+				t.Errorf("with the placeholders replaced it differs from what the chart renders with these values")
 			}
 		})
 	}
@@ -195,7 +195,7 @@ func TestSessionHasNoPermanentToken(t *testing.T) {
 			}
 		}
 		if got := named[*corev1.ServiceAccount](t, objects, "liqo-csi-remote").Annotations["storage.liqo.io/token-seconds"]; got != "86400" {
-			t.Errorf("%s: the annotation that connect reads says %q", level, got)
+			t.Errorf("%s: the annotation that connect reads is %q", level, got)
 		}
 		account := rights{"liqo-csi-remote", objects}
 		account.check(t, true, "create serviceaccounts:token/liqo-csi-remote -n "+Namespace)
@@ -204,17 +204,17 @@ func TestSessionHasNoPermanentToken(t *testing.T) {
 		isBound(t, objects, policy)
 		found := named[*admissionv1.ValidatingAdmissionPolicy](t, objects, policy)
 		if got := found.Spec.Validations[1].Expression; !strings.HasSuffix(got, " <= 86400") {
-			t.Errorf("%s: how long tokens may be valid: %s", level, got)
+			t.Errorf("%s: the limit of the validity of tokens is %s", level, got)
 		}
 		for _, part := range []string{".?kind.orValue('') == 'Secret'", ".?name.orValue('') == 'liqo-csi-session'"} {
 			if got := found.Spec.Validations[0].Expression; !strings.Contains(got, part) {
-				t.Errorf("%s: what tokens are bound to: %s", level, got)
+				t.Errorf("%s: tokens are bound to %s", level, got)
 			}
 		}
 	}
 	for _, object := range render(t, remote("full")) {
 		if role, is := object.(*rbacv1.Role); is {
-			t.Errorf("with a permanent token there is the role %s", role.Name)
+			t.Errorf("with a permanent token the role %s is rendered", role.Name)
 		}
 	}
 }

@@ -200,7 +200,7 @@ func TestRemoteMovesAreLimitedToNamedNamespaces(t *testing.T) {
 	values := remote("full")
 	values["remoteAccess"].(Values)["move"] = true
 	if _, err := helm(t).Render(t.Context(), Release, Namespace, values); err == nil {
-		t.Error("pods may be made in every namespace")
+		t.Error("pods may be created in every namespace")
 	}
 }
 
@@ -350,7 +350,7 @@ func TestDocumentationListsTheRightsOfEachValue(t *testing.T) {
 				}
 				for row := range before {
 					if !after[row] {
-						t.Errorf("level %s: %s takes away %s, and the table has no place for that", level, name, row)
+						t.Errorf("level %s: %s removes %s, which the table cannot express", level, name, row)
 					}
 				}
 			}

@@ -90,7 +90,7 @@ func TestTemplateRendersAllThatHelmInstalls(t *testing.T) {
 		there := slices.Contains([]string{"", "kube-system", "kube-node-lease"}, namespace) ||
 			strings.Contains(string(page), "kubectl create namespace "+namespace+"\n")
 		if !there {
-			t.Errorf("%s: nobody creates its namespace", name)
+			t.Errorf("%s: its namespace is not created", name)
 		}
 		// kubectl apply stores the whole object in an annotation.
 		if text, _ := yaml.Marshal(object); len(text) > 200_000 {

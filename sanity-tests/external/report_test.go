@@ -68,10 +68,10 @@ func TestSkippedSpecsAreCountedByReason(t *testing.T) {
 
 func TestMissingReportIsAnError(t *testing.T) {
 	if _, err := readReport(filepath.Join(t.TempDir(), "report.json")); err == nil {
-		t.Error("a report that is not there was read")
+		t.Error("a missing report was read")
 	}
 	if _, err := read(t, `[{"SpecReports": [`); err == nil {
-		t.Error("half a report was read")
+		t.Error("an incomplete report was read")
 	}
 }
 

@@ -72,7 +72,7 @@ func TestEveryLinkHasATarget(t *testing.T) {
 		t.Fatal(err)
 	}
 	if pages < 20 || links < 200 {
-		t.Errorf("%d pages have %d links: does this test still read them right?", pages, links)
+		t.Errorf("%d pages have only %d links: check how this test parses them", pages, links)
 	}
 }
 
@@ -88,10 +88,10 @@ func resolveLink(from, target string) error {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("the link %s leads to no file", target)
+		return fmt.Errorf("the file of the link %s does not exist", target)
 	}
 	if anchor != "" && !anchors(string(text))[anchor] {
-		return fmt.Errorf("the link %s leads to no heading of %s", target, to)
+		return fmt.Errorf("the link %s names no heading of %s", target, to)
 	}
 	return nil
 }

@@ -45,7 +45,7 @@ func TestEveryStatementHasATest(t *testing.T) {
 		}
 		shown := quoted.FindAllStringSubmatch(cells[1], -1)
 		if len(shown) == 0 {
-			t.Errorf("%s: no test shows it", cells[0])
+			t.Errorf("%s: no test is named", cells[0])
 		}
 		for _, name := range append(shown, testName.FindAllStringSubmatch(cells[2], -1)...) {
 			if !known[name[1]] {

@@ -64,7 +64,7 @@ func TestReasonsForWaitingClaimsAreListed(t *testing.T) {
 				}
 			}
 			if column != "event" && len(words) == 0 && !strings.Contains("– nothing", strings.TrimSpace(cell)) {
-				t.Errorf("%s: no test shows the %s %s", name, column, cell)
+				t.Errorf("%s: no test expects the %s %s", name, column, cell)
 			}
 		}
 	}

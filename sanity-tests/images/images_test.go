@@ -63,7 +63,7 @@ func members(t *testing.T, raw []byte) (map[string][]byte, map[string]*tar.Heade
 
 func TestArchivesAreReproducible(t *testing.T) {
 	if !bytes.Equal(archive(t, example(t)), archive(t, example(t))) {
-		t.Error("the same image gives two archives")
+		t.Error("the same image has two different archives")
 	}
 }
 
@@ -161,7 +161,7 @@ func TestMissingFilesAreReported(t *testing.T) {
 		}
 	}
 	if !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("%v is not about a missing file", err)
+		t.Errorf("%v is not fs.ErrNotExist", err)
 	}
 }
 
@@ -217,7 +217,7 @@ func TestImageNameDependsOnContent(t *testing.T) {
 	}
 	// The file of the program was replaced.
 	if _, err := first.Archive(); err == nil {
-		t.Error("an archive was written under the name of another content")
+		t.Error("an archive was written with the name of other content")
 	}
 }
 

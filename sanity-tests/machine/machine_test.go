@@ -54,10 +54,10 @@ func TestStartTimeDistinguishesProcesses(t *testing.T) {
 		t.Errorf("this process started at %d, the first at %d", own, first)
 	}
 	if (&Process{PID: os.Getpid(), StartTime: own + 1}).Alive() {
-		t.Error("a process with another start time counts as alive")
+		t.Error("a process with another start time is reported as alive")
 	}
 	if !(&Process{PID: os.Getpid(), StartTime: own}).Alive() {
-		t.Error("this process counts as dead")
+		t.Error("this process is reported as dead")
 	}
 }
 

@@ -106,7 +106,7 @@ func TestNewWordsAreThoseThatKubernetesDoesNotHave(t *testing.T) {
 		}
 	}
 	if _, err := Through(page, "kubectl delete"); err == nil {
-		t.Error("a command that is not there is found")
+		t.Error("a missing command is found")
 	}
 }
 

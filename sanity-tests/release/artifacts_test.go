@@ -120,7 +120,7 @@ func TestSBOMListsCratesAndPackages(t *testing.T) {
 		t.Fatal(err)
 	}
 	if of := document.Metadata.Component; of.Name != "liqo-csi" || of.Type != "application" {
-		t.Errorf("it is about %+v", of)
+		t.Errorf("its component is %+v", of)
 	}
 	refs := map[string]bool{document.Metadata.Component.Ref: true}
 	names := map[string]component{}
@@ -152,7 +152,7 @@ func TestSBOMListsCratesAndPackages(t *testing.T) {
 	for _, of := range document.Dependencies {
 		for _, ref := range append(of.DependsOn, of.Ref) {
 			if !refs[ref] {
-				t.Errorf("%s is needed and not listed", ref)
+				t.Errorf("%s is a dependency and not listed", ref)
 			}
 		}
 	}

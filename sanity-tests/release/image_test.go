@@ -149,7 +149,7 @@ func TestProgramsRunInTheImage(t *testing.T) {
 		defer file.Close()
 		found := make([]byte, len(magic[kind].text))
 		if _, err := file.ReadAt(found, magic[kind].at); err != nil || string(found) != magic[kind].text {
-			t.Errorf("%s made no %s: %q, %v", tool, kind, found, err)
+			t.Errorf("%s created no %s: %q, %v", tool, kind, found, err)
 		}
 	}
 	// To print this, it needs a library for each of its versions and a file with the names of
@@ -162,7 +162,7 @@ func TestProgramsRunInTheImage(t *testing.T) {
 
 func TestTooLargeImageIsRejected(t *testing.T) {
 	image := images.New("example.test/large:v1").AddFile("/large", 0o644, make([]byte, MaxImageSize+1))
-	if _, err := check(t.Context(), image); err == nil || !strings.Contains(err.Error(), "may have 100") {
+	if _, err := check(t.Context(), image); err == nil || !strings.Contains(err.Error(), "the maximum is 100") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -192,7 +192,7 @@ func TestImageIsPushedToARegistry(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { stop(); _ = served.Wait() })
-	err = machine.Until(t.Context(), "the registry to answer", func() error {
+	err = machine.Until(t.Context(), "the registry to be reachable", func() error {
 		connection, err := net.DialTimeout("tcp", address, time.Second)
 		if err != nil {
 			return err
@@ -238,7 +238,7 @@ func TestImageIsPushedToARegistry(t *testing.T) {
 	}
 	for _, architecture := range []string{"amd64", "arm64"} {
 		if config := ask("config", "--platform", "linux/"+architecture, name); !strings.Contains(config, `"architecture":"`+architecture+`"`) {
-			t.Errorf("for %s there is %s", architecture, config)
+			t.Errorf("the registry has for %s: %s", architecture, config)
 		}
 	}
 	if err := Push(t.Context(), freeAddress(t)+"/some/liqo-csi:v1", amd); err == nil || !strings.Contains(err.Error(), "push ") {

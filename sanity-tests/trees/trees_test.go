@@ -44,10 +44,10 @@ func TestTreesWithTheSameSeedAreEqual(t *testing.T) {
 		t.Errorf("%d differences: %v", len(found), found[:min(len(found), 20)])
 	}
 	if len(Diff(tree, other)) < 1000 {
-		t.Error("another seed makes nearly the same tree")
+		t.Error("another seed generates nearly the same tree")
 	}
 	if len(tree) < 3000 || len(tree) > 6000 {
-		t.Errorf("there are %d names", len(tree))
+		t.Errorf("the tree has only %d names", len(tree))
 	}
 	longest := slices.MaxFunc(slices.Collect(maps.Keys(tree)), func(a, b string) int { return len(a) - len(b) })
 	if len(longest) != LongestPath {

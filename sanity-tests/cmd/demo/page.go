@@ -227,7 +227,7 @@ func (s *story) showDataDeleted(ctx context.Context, p *page) error {
 		case err != nil:
 			return err
 		}
-		return fmt.Errorf("%s is still there", data)
+		return fmt.Errorf("%s still exists", data)
 	})
 	if err != nil {
 		return err

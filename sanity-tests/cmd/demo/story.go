@@ -146,7 +146,7 @@ func (s *story) awaitPod(ctx context.Context, p *page) error {
 		case err != nil:
 			return err
 		case p.user != nil && found.UID == p.user.UID:
-			return errors.New("the old one is still there")
+			return errors.New("the old pod still exists")
 		case found.Status.Phase != corev1.PodRunning:
 			return fmt.Errorf("it is %s: %s", found.Status.Phase, s.lastEvents(ctx))
 		}
@@ -188,7 +188,7 @@ func (s *story) showPending(ctx context.Context, p *page) error {
 			return err
 		}
 		if found.UID == p.user.UID {
-			return errors.New("the old one is still there")
+			return errors.New("the old pod still exists")
 		}
 		for _, condition := range found.Status.Conditions {
 			if condition.Type == corev1.PodScheduled && condition.Reason == corev1.PodReasonUnschedulable {
@@ -282,7 +282,7 @@ func checkDeleted(err error, what string) error {
 	case apierrors.IsNotFound(err):
 		return nil
 	case err == nil, apierrors.IsConflict(err):
-		return fmt.Errorf("%s is still there", what)
+		return fmt.Errorf("%s still exists", what)
 	}
 	return err
 }

@@ -218,7 +218,7 @@ func (s *story) usableVirtualNode(ctx context.Context) (node *corev1.Node, err e
 			return fmt.Errorf("it has no label %s=%s", clusterKey, remote)
 		}
 		if node.Status.Allocatable.Cpu().IsZero() {
-			return errors.New("it is not known what the cluster offers")
+			return errors.New("the capacity of the cluster is not published")
 		}
 		csiNode, err := s.home.client.StorageV1().CSINodes().Get(ctx, virtualNode, metav1.GetOptions{})
 		if err != nil {

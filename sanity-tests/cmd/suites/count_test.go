@@ -68,7 +68,7 @@ error: test failed, to rerun pass `+"`--test trouble`"+`
 `)
 	want(t, got, 1, 0, "a", "a test program")
 	if got.failures[1].noRetry == "" {
-		t.Error("it would be run again")
+		t.Error("it would be retried")
 	}
 }
 
@@ -195,7 +195,7 @@ func TestGoProgramThatCrashesIsNotRetried(t *testing.T) {
 	want(t, got, 0, 0, "p A", "p B (did not end)")
 	for _, f := range got.failures {
 		if f.noRetry == "" {
-			t.Errorf("%s would be run again", f.name)
+			t.Errorf("%s would be retried", f.name)
 		}
 	}
 }

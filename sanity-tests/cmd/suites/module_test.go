@@ -172,6 +172,6 @@ func TestModuleThatDoesNotCompileIsRed(t *testing.T) {
 	r.printTotals()
 	wantLines(t, out, "FAILED throw-away: throwaway (not run again: it did not compile", "too many return values", "0 passed, 1 failed, 0 skipped")
 	if strings.Count(out.String(), "=== throw-away: go test") != 1 {
-		t.Error("it was run again")
+		t.Error("it was retried")
 	}
 }

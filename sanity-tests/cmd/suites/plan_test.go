@@ -131,7 +131,7 @@ func TestAffectedTestsHaveABudget(t *testing.T) {
 	}
 	for _, one := range p.leftOut {
 		if nameSet(p.slice)[one.String()] {
-			t.Errorf("%s is run and left out", one)
+			t.Errorf("%s is both run and left out", one)
 		}
 	}
 }

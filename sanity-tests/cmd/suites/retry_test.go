@@ -98,7 +98,7 @@ func TestRustFailuresThatAreNeverRetried(t *testing.T) {
 		"twin::tests::create":                               "VIOLATED: two twins",
 	} {
 		if noRetryOfRust(name, log) == "" {
-			t.Errorf("%s would be run again", name)
+			t.Errorf("%s would be retried", name)
 		}
 	}
 	if noRetryOfRust("relay::tests::connects", failed) != "" {

@@ -50,12 +50,12 @@ func TestDifferencesAreDetected(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			if !strings.Contains(source, edit.from) {
-				t.Fatalf("csi.proto has no %q any more: choose another edit", edit.from)
+				t.Fatalf("csi.proto does not contain %q: choose another edit", edit.from)
 			}
 			edited := strings.Replace(source, edit.from, edit.to, 1)
 			differences := Differences(official, Describe(compile(t, "csi.proto", edited)))
 			if !strings.Contains(strings.Join(differences, "\n"), edit.blames) {
-				t.Errorf("replacing %q by %q went unseen; differences: %q", edit.from, edit.to, differences)
+				t.Errorf("replacing %q by %q was not detected; differences: %q", edit.from, edit.to, differences)
 			}
 		})
 	}

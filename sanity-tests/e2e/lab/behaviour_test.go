@@ -183,7 +183,7 @@ func nodesAreRestricted(t *testing.T, ctx context.Context, home *clusters.Cluste
 		t.Errorf("a kubelet cannot label its own node: %v", err)
 	}
 	if err := patch(home.Nodes()[1].Name); !apierrors.IsForbidden(err) {
-		t.Errorf("a kubelet that labels another node is told: %v", err)
+		t.Errorf("a kubelet that labels another node gets: %v", err)
 	}
 }
 
@@ -216,7 +216,7 @@ func kubeletsRefuseUnauthenticated(t *testing.T, ctx context.Context, home *clus
 	defer answer.Body.Close()
 	if answer.StatusCode != http.StatusUnauthorized {
 		body, _ := io.ReadAll(answer.Body)
-		t.Errorf("a stranger is told %s: %.200s", answer.Status, body)
+		t.Errorf("an unauthenticated client gets %s: %.200s", answer.Status, body)
 	}
 }
 
@@ -260,20 +260,20 @@ func faultsTakeEffect(t *testing.T, ctx context.Context, lab *clusters.Lab, home
 	for _, mode := range []faults.Mode{faults.Hang, faults.HalfOpen, faults.Reset} {
 		set(faults.Setting{Mode: mode})
 		if err := requestThroughProxy(ctx, home, remote); err == nil {
-			t.Errorf("%s: the remote cluster answers", mode)
+			t.Errorf("%s: the remote cluster is reachable", mode)
 		}
 		set(faults.Setting{Mode: faults.Pass})
 		if _, err := retryRequest(ctx, home, remote); err != nil {
-			t.Errorf("after %s the remote cluster does not answer: %v", mode, err)
+			t.Errorf("after %s the remote cluster is unreachable: %v", mode, err)
 		}
 	}
 	set(faults.Setting{Mode: faults.Delay, Up: 200 * time.Millisecond, Down: 200 * time.Millisecond})
 	took, err := retryRequest(ctx, home, remote)
 	if err != nil {
-		t.Errorf("with a delay the remote cluster does not answer: %v", err)
+		t.Errorf("with a delay the remote cluster is unreachable: %v", err)
 	}
 	if took < 800*time.Millisecond { // TLS and the request: two round trips
-		t.Errorf("with a delay of 400 ms per round trip an answer took only %s", took)
+		t.Errorf("with a delay of 400 ms per round trip a response took only %s", took)
 	}
 	set(faults.Setting{Mode: faults.Pass})
 }
@@ -283,14 +283,14 @@ func partitionTakesEffect(t *testing.T, ctx context.Context, lab *clusters.Lab, 
 		t.Fatal(err)
 	}
 	if err := requestThroughProxy(ctx, home, remote); err == nil {
-		t.Error("the remote cluster answers across the partition")
+		t.Error("the remote cluster is reachable despite the partition")
 	}
 	if err := lab.Partition(ctx, false); err != nil {
 		t.Fatal(err)
 	}
 	// Packets that were sent earlier may still have to fail.
 	if _, err := retryRequest(ctx, home, remote); err != nil {
-		t.Errorf("after the partition the remote cluster does not answer: %v", err)
+		t.Errorf("after the partition the remote cluster is unreachable: %v", err)
 	}
 }
 
@@ -306,10 +306,10 @@ func componentsRestart(t *testing.T, ctx context.Context, home *clusters.Cluster
 		t.Fatal(err)
 	}
 	if seen.Status.Phase != corev1.PodRunning || seen.Status.ContainerStatuses[0].RestartCount != 0 {
-		t.Errorf("the pod did not live through it: %+v", seen.Status)
+		t.Errorf("the pod did not survive: %+v", seen.Status)
 	}
 	if err := home.Kill(ctx, "kubelet@home-7"); err == nil || !strings.Contains(err.Error(), "kubelet@home-1") {
-		t.Errorf("killing what is not there says %v", err)
+		t.Errorf("killing an unknown component returns %v", err)
 	}
 }
 
@@ -322,7 +322,7 @@ func startRepairsLab(t *testing.T, ctx context.Context, home *clusters.Cluster) 
 	up(t, ctx, clusters.Options{})
 	for _, component := range home.Components() {
 		if process, err := home.Process(component); err != nil || !process.Alive() {
-			t.Errorf("%s is still dead", component)
+			t.Errorf("%s still does not run", component)
 		}
 	}
 }

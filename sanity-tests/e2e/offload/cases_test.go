@@ -25,7 +25,7 @@ func renamedTenant(t *testing.T, args ...string) (tenant, *user.Namespace) {
 	n.offload(append([]string{"--namespace-mapping-strategy", "DefaultName"}, args...)...)
 	name, _, _ := unstructured.NestedString(n.offloading().Object, "status", "remoteNamespaceName")
 	if name == n.Name {
-		t.Fatal("it has the same name there")
+		t.Fatal("the remote namespace has the same name")
 	}
 	return n, user.ExistingNamespace(t, user.Cluster(t, "remote"), name)
 }
@@ -42,18 +42,18 @@ func TestFieldsThatAreFalseAreFalseInTheRemotePod(t *testing.T) {
 		t.Fatal(err)
 	}
 	if links := running.Spec.EnableServiceLinks; links == nil || *links {
-		t.Error("it has the variables of Services there")
+		t.Error("the remote pod has the variables of Services")
 	}
 	// The nodes of the lab need no user namespaces: it is enough that the remote API server accepts
 	// the pod.
 	n.Pod("alone", "", stateless, func(pod *corev1.Pod) { pod.Spec.HostUsers = &no })
-	remote.Eventually("the pod to be made there", func(ctx context.Context) (string, error) {
+	remote.Eventually("the remote pod to be created", func(ctx context.Context) (string, error) {
 		created, err := remote.Client.CoreV1().Pods(remote.Name).Get(ctx, "alone", metav1.GetOptions{})
 		if err != nil {
 			return err.Error(), nil
 		}
 		if created.Spec.HostUsers == nil || *created.Spec.HostUsers {
-			user.Violated(t, "it has no user namespace of its own there")
+			user.Violated(t, "the remote pod has no user namespace of its own")
 		}
 		return "", nil
 	})
@@ -154,7 +154,7 @@ func TestSubPathWithTheNamespaceIsTheSameRemotely(t *testing.T) {
 	})
 	n.WaitReady("writer")
 	if found := strings.TrimSpace(remote.Exec("writer", "ls /whole/tenants")); found != n.Name {
-		user.Violated(t, "the directory is called %q there, not %s", found, n.Name)
+		user.Violated(t, "the directory in the remote cluster is named %q, not %s", found, n.Name)
 	}
 }
 
@@ -235,7 +235,7 @@ func TestRemotePodHasTheFilesAndVariablesThatItReads(t *testing.T) {
 	got := strings.Fields(remote.Exec("web", "cat "+file+"; echo; echo $TEMPLATE; ls "+strings.TrimSuffix(file, "/namespace")))
 	got = got[max(0, len(got)-3):] // kubectl has said which container it takes
 	if want := []string{remote.Name, "main", "namespace"}; !slices.Equal(got, want) {
-		t.Errorf("it has %q there, not %q", got, want)
+		t.Errorf("the remote pod reads %q, not %q", got, want)
 	}
 
 	const settings = "{apiVersion: v1, kind: ConfigMap, metadata: {name: settings, annotations: {liqo.io/skip-reflection: here}}, data: {color: red}}"
@@ -249,7 +249,7 @@ func TestRemotePodHasTheFilesAndVariablesThatItReads(t *testing.T) {
 	remote.Apply(strings.Replace(settings, "red", "blue", 1))
 	n.WaitReady("painter")
 	if color := remote.Exec("painter", "echo $color"); color != "blue" {
-		t.Errorf("it has the color %q there", color)
+		t.Errorf("the remote pod has the color %q", color)
 	}
 }
 
@@ -267,7 +267,7 @@ func TestPodsWithClaimsOfOtherClassesStayAtHome(t *testing.T) {
 	n.Pod("tied", "theirs", preferring)
 	n.Pod("free", "ours", onVirtualNode)
 	if tied := n.WaitReady("tied"); tied.Spec.NodeName == node {
-		t.Error("it was sent where its claim is not")
+		t.Error("the pod was offloaded although its claim exists only at home")
 	}
 	if free := n.WaitReady("free"); free.Spec.NodeName != node {
 		t.Errorf("it runs on %s", free.Spec.NodeName)
@@ -279,7 +279,7 @@ func TestPodsWithClaimsOfOtherClassesStayAtHome(t *testing.T) {
 	n.controllerOpensItsGateOnly("late", "tied")
 	n.Claim("absent", class, "64Mi")
 	if late := n.WaitReady("late"); late.Spec.NodeName == node {
-		t.Error("it was sent where its claim is not")
+		t.Error("the pod was offloaded although its claim exists only at home")
 	}
 }
 
@@ -289,7 +289,7 @@ func TestPodThatEveryRemoteClusterRefusesStaysAtHomeWithItsVolume(t *testing.T) 
 	n.Claim("data", "liqo-reference", "64Mi")
 	n.Pod("locks", "data", addCapability("IPC_LOCK"), preferRemote(100))
 	if locks := n.WaitReady("locks"); locks.Spec.NodeName == node {
-		t.Error("it was sent where it is refused")
+		t.Error("the pod was offloaded to a cluster that refuses it")
 	}
 }
 
@@ -379,6 +379,6 @@ func TestPodWithATokenOfTheHomeClusterStaysAtHome(t *testing.T) {
 	})
 	web := n.WaitReady(fmt.Sprintf("web-%d", tries))
 	if web.Spec.NodeName == node {
-		t.Error("it was sent where its token is worth nothing")
+		t.Error("the pod was offloaded to a cluster in which its token is not valid")
 	}
 }

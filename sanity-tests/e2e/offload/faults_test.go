@@ -65,7 +65,7 @@ func TestPodsRunAtMostOnceDespiteFaults(t *testing.T) {
 	n.waitFabric()
 	n.waitSet()
 	if ran := pods.CheckNoneTwice(); ran <= members {
-		t.Errorf("no fault met a pod: only %d pods ran", ran)
+		t.Errorf("no fault affected a pod: only %d pods ran", ran)
 	}
 }
 
@@ -101,7 +101,7 @@ func TestJobThatSucceededWhileUnreachableIsNotRunAgain(t *testing.T) {
 			return "", err
 		}
 		if job.Status.Failed != 0 {
-			user.Violated(t, "its pod has succeeded, and counts as failed")
+			user.Violated(t, "its pod has succeeded, and is counted as failed")
 		}
 		if job.Status.Succeeded != 1 {
 			return fmt.Sprintf("%+v", job.Status), nil
@@ -140,7 +140,7 @@ func (n tenant) waitSet() {
 		}
 		leaving := slices.ContainsFunc(pods.Items, func(pod corev1.Pod) bool { return pod.DeletionTimestamp != nil })
 		if set.Status.ReadyReplicas != members || leaving {
-			return fmt.Sprintf("%d are, some leave: %t", set.Status.ReadyReplicas, leaving), nil
+			return fmt.Sprintf("%d are ready, some are being deleted: %t", set.Status.ReadyReplicas, leaving), nil
 		}
 		return "", nil
 	})

@@ -86,7 +86,7 @@ func TestRemoteAccessIsUpgradedWithRunningPods(t *testing.T) {
 	n.WaitReady("last")
 	n.WaitReady("web")
 	if now := n.remotePod(remote, "web"); now != uid {
-		t.Errorf("the pod that ran is another one now: %s instead of %s", now, uid)
+		t.Errorf("the running pod was replaced: %s instead of %s", now, uid)
 	}
 	n.unoffload()
 }
@@ -122,7 +122,7 @@ func TestRemoteNodesCanBeDrained(t *testing.T) {
 	}
 	for name, want := range map[string]string{web: "true", "bare": ""} {
 		if found := remotePod(name).Annotations["cluster-autoscaler.kubernetes.io/safe-to-evict"]; found != want {
-			t.Errorf("an autoscaler finds %q on %s", found, name)
+			t.Errorf("the annotation for autoscalers is %q on %s", found, name)
 		}
 	}
 	for _, name := range []string{web, "bare"} {

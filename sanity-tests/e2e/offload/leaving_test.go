@@ -84,15 +84,15 @@ func TestDeletedVirtualNodeIsRecreatedWithItsLabels(t *testing.T) {
 		t.Fatal(err)
 	}
 	if old.Labels["tier"] != "edge" || old.Labels["region"] != "europe" {
-		t.Errorf("what the cluster suggests and what is said here: %v", old.Labels)
+		t.Errorf("suggested labels and those set at home: %v", old.Labels)
 	}
 	if err := nodes.Delete(t.Context(), node, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
 		t.Fatal(err)
 	}
-	n.Eventually("the node to be there again, as it was", func(ctx context.Context) (string, error) {
+	n.Eventually("the node to be recreated with its labels", func(ctx context.Context) (string, error) {
 		found, err := nodes.Get(ctx, node, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
-			return "it is not there", nil
+			return "it does not exist", nil
 		}
 		if err != nil {
 			return "", err
@@ -104,7 +104,7 @@ func TestDeletedVirtualNodeIsRecreatedWithItsLabels(t *testing.T) {
 	})
 	n.waitPod("the pod to be ready", "web", func(pod *corev1.Pod) string {
 		if pod.UID != before.UID {
-			return "it is another one"
+			return "it was replaced"
 		}
 		for _, condition := range pod.Status.Conditions {
 			if condition.Type == corev1.PodReady && condition.Status != corev1.ConditionTrue {
@@ -169,7 +169,7 @@ func TestPodsEndWhenALostClusterReturnsWithItsNamespace(t *testing.T) {
 	})
 	// So that it ends afterwards, and not because of a deletion that was under way.
 	if pod, err := remote.Client.CoreV1().Pods(n.Name).Get(t.Context(), "web", metav1.GetOptions{}); err != nil || pod.DeletionTimestamp != nil {
-		t.Fatalf("the pod there: %v, %v", pod.DeletionTimestamp, err)
+		t.Fatalf("the remote pod: %v, %v", pod.DeletionTimestamp, err)
 	}
 
 	n.set(proxy, faults.Pass)
@@ -211,10 +211,10 @@ func TestPodWithoutOwnerIsDeletedOnlyWithForce(t *testing.T) {
 		t.Fatalf("it is not refused with the name of the pod: %v", err)
 	}
 	if n.offloading().GetDeletionTimestamp() != nil {
-		user.Violated(t, "the namespace leaves nevertheless")
+		user.Violated(t, "the namespace is unoffloaded nevertheless")
 	}
 	n.unoffload()
 	if _, err := n.Client.CoreV1().Pods(n.Name).Get(t.Context(), "alone", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-		t.Errorf("the pod is there still: %v", err)
+		t.Errorf("the pod still exists: %v", err)
 	}
 }

@@ -311,14 +311,14 @@ func (w placement) mismatch(t *testing.T, requested, created *corev1.Pod, err er
 	}
 	for _, node := range testNodes {
 		if may := canSchedule(t, created, node); may != w.allows(t, requested, node) {
-			return fmt.Sprintf("%sthat it may run on %s is %t: %v %v", user.Violation, node.Name, may, created.Spec.Tolerations, created.Spec.Affinity)
+			return fmt.Sprintf("%sit may run on %s: %t: %v %v", user.Violation, node.Name, may, created.Spec.Tolerations, created.Spec.Affinity)
 		}
 	}
 	kept := func(one corev1.Toleration) bool { return slices.Contains(created.Spec.Tolerations, one) }
 	for _, one := range requested.Spec.Tolerations {
 		// Kubernetes drops tolerations that those of the RuntimeClass cover.
 		if !kept(one) && !usesLiqoClass(requested) {
-			return fmt.Sprintf("its own toleration %v is gone: %v", one, created.Spec.Tolerations)
+			return fmt.Sprintf("its own toleration %v was removed: %v", one, created.Spec.Tolerations)
 		}
 	}
 	times := 0
@@ -331,11 +331,11 @@ func (w placement) mismatch(t *testing.T, requested, created *corev1.Pod, err er
 		return fmt.Sprintf("it tolerates virtual nodes %d times", times)
 	}
 	if own := requested.Spec.Affinity; own != nil && own.PodAntiAffinity != nil && created.Spec.Affinity.PodAntiAffinity == nil {
-		return "its pod affinity is gone"
+		return "its pod affinity was removed"
 	}
 	if own := requested.Spec.Affinity; own != nil && own.NodeAffinity != nil &&
 		len(own.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution) != len(created.Spec.Affinity.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution) {
-		return "its preferred nodes are gone"
+		return "its preferred nodes were removed"
 	}
 	return ""
 }
@@ -349,7 +349,7 @@ func (n tenant) create(pod *corev1.Pod) (*corev1.Pod, error) {
 func (n tenant) waitPolicies(w placement) {
 	n.t.Helper()
 	probe := newPod("probe", withTolerations(corev1.Toleration{Operator: corev1.TolerationOpExists}))
-	n.Eventually("the policies know the namespace", func(context.Context) (string, error) {
+	n.Eventually("the policies match the namespace", func(context.Context) (string, error) {
 		created, err := n.create(probe.DeepCopy())
 		if err != nil {
 			return "", err
@@ -436,7 +436,7 @@ func TestPodsPreferClustersWithCapacity(t *testing.T) {
 	prefers := func(cluster string) corev1.PreferredSchedulingTerm {
 		return corev1.PreferredSchedulingTerm{Weight: 100, Preference: term(requirement(clusterLabel, corev1.NodeSelectorOpNotIn, cluster))}
 	}
-	n.Eventually("the policy knows the clusters", func(context.Context) (string, error) {
+	n.Eventually("the policy has the list of clusters", func(context.Context) (string, error) {
 		created, err := n.create(newPod("probe", ownedBy("ReplicaSet")))
 		if err == nil && len(preferences(created)) != 2 {
 			return fmt.Sprint("a pod prefers ", preferences(created)), nil
@@ -483,7 +483,7 @@ func TestTolerantPodsOfOtherNamespacesStayAtHome(t *testing.T) {
 			for _, node := range testNodes {
 				want := canSchedule(t, requested, node) && (namesIt || node.Labels[typeLabel] == "")
 				if canSchedule(t, created, node) != want {
-					t.Errorf("%s, %s: that it may run on %s is not %t: %v", toleration.name, affinity.name, node.Name, want, created.Spec.Affinity)
+					t.Errorf("%s, %s: want that it may run on %s: %t: %v", toleration.name, affinity.name, node.Name, want, created.Spec.Affinity)
 				}
 			}
 		}
@@ -520,10 +520,10 @@ func TestNamespaceHasTheLabelWhileItIsOffloaded(t *testing.T) {
 	n.unoffload()
 	found, err := n.Client.CoreV1().Namespaces().Get(t.Context(), n.Name, metav1.GetOptions{})
 	if err != nil || found.Labels["liqo.io/scheduling-enabled"] != "" {
-		t.Errorf("the label is still there: %v %v", err, found.Labels)
+		t.Errorf("the label was not removed: %v %v", err, found.Labels)
 	}
 	pod := newPod("plain")
-	n.Eventually("pods to be left alone", func(context.Context) (string, error) {
+	n.Eventually("pods not to be changed", func(context.Context) (string, error) {
 		created, err := n.create(pod.DeepCopy())
 		if err == nil && (created.Spec.Affinity != nil || slices.Contains(created.Spec.Tolerations, virtualNodeToleration)) {
 			return fmt.Sprint("they have ", created.Spec.Affinity), nil

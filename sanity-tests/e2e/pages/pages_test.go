@@ -212,7 +212,7 @@ func withoutImage(t *testing.T, cluster *clusters.Cluster, name string) {
 func (w *walk) loadImage() {
 	w.t.Helper()
 	if readme, err := os.ReadFile(root + "README.md"); err != nil || !strings.Contains(string(readme), "`sudo "+containerdLoads) {
-		w.t.Fatalf("the README does not say %q: %v", containerdLoads, err)
+		w.t.Fatalf("the README does not contain %q: %v", containerdLoads, err)
 	}
 	if out, err := w.shell(w.t.Context(), onEachNode+containerdLoads+w.archive); err != nil {
 		w.t.Fatalf("%v: %s", err, out)
@@ -290,12 +290,12 @@ func (w *walk) run(file string) {
 	}
 	for _, part := range slices.Concat(slices.Collect(maps.Keys(w.lab.notRun)), slices.Collect(maps.Keys(w.lab.after))) {
 		if !used[part] {
-			w.t.Errorf("%s has no command %q any more", file, part)
+			w.t.Errorf("%s does not contain the command %q", file, part)
 		}
 	}
 	for part := range w.lab.replaced {
 		if !used[part] {
-			w.t.Errorf("%s has nothing with %q any more", file, part)
+			w.t.Errorf("%s does not contain %q", file, part)
 		}
 	}
 	w.t.Logf("%s: %d commands, %.1f minutes", file, commands, time.Since(began).Minutes())
@@ -322,7 +322,7 @@ func (w *walk) certificatesAreApproved() {
 		}
 	}
 	if len(pods.Items) == 0 {
-		w.t.Error("no pod of the fabric is there")
+		w.t.Error("the fabric has no pods")
 	}
 	for _, pod := range pods.Items {
 		if !approved[fmt.Sprint([]string{pod.Name})] {

@@ -60,7 +60,7 @@ func (m *mounted) take(t *testing.T) {
 	}
 	image := filepath.Join(m.stateDir, "data", m.volume.GetVolumeId())
 	if device, err := host.FindLoop(image); err != nil || device != "" {
-		t.Errorf("loop device %q stays behind, %v", device, err)
+		t.Errorf("loop device %q was not detached, %v", device, err)
 	}
 }
 
@@ -128,7 +128,7 @@ func TestImagesGrowOnline(t *testing.T) {
 				t.Error("an image needs expansion on the node")
 			}
 			if m.bytes(t) > bytes {
-				t.Error("the filesystem grew before the node was asked")
+				t.Error("the filesystem grew before NodeExpandVolume")
 			}
 			m.expandOnNode(t, 2*bytes)
 			m.wantBytes(t, 2*bytes)
@@ -158,7 +158,7 @@ func TestImagesGrowOffline(t *testing.T) {
 func TestVolumeThatCannotGrowOnlineGrowsAtTheNextStage(t *testing.T) {
 	mounttest.NeedRoot(t)
 	if host.CanGrowMounted("ext4") {
-		t.Skip("this machine lets ext4 grow while it is mounted")
+		t.Skip("this machine can grow ext4 while it is mounted")
 	}
 	c := start(t, Config{})
 	m := newMounted(t, c, c.create(t, request("v", 16*mebibyte, map[string]string{"backing": "ext4"})), oneNode)

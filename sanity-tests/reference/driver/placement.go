@@ -130,8 +130,8 @@ func (d *Driver) GetCapacity(_ context.Context, request *csi.GetCapacityRequest)
 		}
 	}
 	response := &csi.GetCapacityResponse{MaximumVolumeSize: wrapperspb.Int64(0)}
-	for _, newMounted := range places {
-		bytes, limited, err := d.free(newMounted)
+	for _, place := range places {
+		bytes, limited, err := d.free(place)
 		if err != nil {
 			return nil, coded(err, "capacity")
 		}

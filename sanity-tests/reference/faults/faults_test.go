@@ -89,7 +89,7 @@ func TestHangEndsWithTheCallOrTheRule(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	if worked, code := call(injector, ctx, create); worked || code != codes.DeadlineExceeded {
-		t.Errorf("caller gave up: worked %v, %v", worked, code)
+		t.Errorf("after cancellation: worked %v, %v", worked, code)
 	}
 	answered := make(chan codes.Code)
 	go func() {
@@ -105,7 +105,7 @@ func TestHangEndsWithTheCallOrTheRule(t *testing.T) {
 	select {
 	case code := <-answered:
 		if code != codes.OK {
-			t.Errorf("released with %v", code)
+			t.Errorf("ended with %v", code)
 		}
 	case <-time.After(30 * time.Second):
 		t.Error("still hangs without a rule")

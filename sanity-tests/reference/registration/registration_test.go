@@ -46,7 +46,7 @@ func TestKubeletRegistersTheDriver(t *testing.T) {
 		t.Error(err)
 	}
 	if _, err := os.Stat(socket); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the socket stays: %v", err)
+		t.Errorf("the socket was not removed: %v", err)
 	}
 }
 
