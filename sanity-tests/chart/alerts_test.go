@@ -75,8 +75,8 @@ func TestAlertsAreRenderedForPrometheusOperator(t *testing.T) {
 
 var metricName = regexp.MustCompile(`\bliqo_csi_[a-z_]+`)
 
-// Each alert uses metrics that the driver exports and the documentation lists, and has a heading
-// there with what to do. The test of links checks that the heading exists.
+// Each alert uses metrics that the driver exports and the documentation lists, and has a heading in
+// that page with instructions. The test of links checks that the heading exists.
 func TestEveryAlertHasMetricsAndInstructions(t *testing.T) {
 	rule, _ := alerts(t, nil, prometheusOperator)
 	root := filepath.Join(helm(t).chart, "..", "..", "..")

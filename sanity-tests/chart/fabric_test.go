@@ -325,7 +325,7 @@ func named[T interface {
 }
 
 // Secrets of users are read only where a namespace is offloaded: the fabric creates a binding of
-// one role to itself there.
+// one role to itself in that namespace.
 func TestFabricReadsSecretsOnlyWhereItBindsItsRole(t *testing.T) {
 	objects := render(t, Values{"fabric": Values{"enabled": true}})
 	account := rights{"liqo-csi-fabric", objects}

@@ -224,8 +224,8 @@ func TestRemoteMoversAreRestricted(t *testing.T) {
 			}
 			objects := render(t, values)
 			isBound(t, objects, "liqo-csi-remote.liqo-csi-mover-secrets")
-			// Other subjects, such as another tool's, may have pods there with rights that this
-			// chart does not grant.
+			// Other subjects, such as another tool's, may have pods in that namespace with rights
+			// that this chart does not grant.
 			if to := named[*rbacv1.RoleBinding](t, objects, "liqo-csi-remote.liqo-csi-movers").Subjects; len(to) != 1 || to[0].Name != "liqo-csi-remote" {
 				t.Errorf("pods may be created by %v", to)
 			}

@@ -85,7 +85,8 @@ func TestFailurePolicyOfPodPolicies(t *testing.T) {
 			t.Errorf("%s has no binding", name)
 		}
 	}
-	// Before the fabric gives up a pod, it checks that the next one avoids the cluster.
+	// Before the fabric deletes a pod that cannot run, it checks that the next one avoids the
+	// cluster.
 	rights{"liqo-csi-fabric", objects}.check(t, true, "get mutatingadmissionpolicybindings.admissionregistration.k8s.io/avoided-clusters.storage.liqo.io",
 		"patch namespaceoffloadings.offloading.liqo.io:status")
 	avoids := named[*admissionv1.MutatingAdmissionPolicyBinding](t, objects, "avoided-clusters.storage.liqo.io").Spec.ParamRef
@@ -163,7 +164,8 @@ func TestRequiredPodAffinityCausesAWarning(t *testing.T) {
 	}
 }
 
-// A pod that every remote cluster refuses would wait there forever, and so would its volumes.
+// A pod that every remote cluster refuses would be Pending forever, and its volumes would be in the
+// wrong cluster.
 func TestPodsThatRemoteClustersRefuseAreNotOffloaded(t *testing.T) {
 	fence := named[*admissionv1.ValidatingAdmissionPolicy](t, render(t, remote("fabric")), "liqo-csi-remote.liqo-csi-pods")
 	objects := render(t, offloading(Values{"policies": true}))

@@ -225,7 +225,7 @@ func TestRemoteSnapshotContentsAllowOnlyTheDriversWrites(t *testing.T) {
 	})
 }
 
-// RBAC cannot tell a twin from a claim or snapshot of others.
+// RBAC cannot distinguish a twin from a claim or snapshot of others.
 func TestRemoteClaimsOfOthersAreProtected(t *testing.T) {
 	labelled := func(labels ...string) json.RawMessage {
 		object := map[string]any{"metadata": map[string]any{"name": "data", "namespace": "shop", "labels": labelsOf(labels)}}

@@ -65,7 +65,7 @@ func TestNullIsRefusedOrMeansTheDefault(t *testing.T) {
 	}
 }
 
-// Texts of users stay texts, also where YAML takes them for something else.
+// Strings of users are rendered as strings, also if YAML would parse them as something else.
 func TestStringsAreQuoted(t *testing.T) {
 	arguments := []string{"--a=b: c", "--d=e #f", "--g={h}"}
 	values := Values{

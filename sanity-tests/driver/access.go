@@ -104,7 +104,7 @@ func uid(ctx context.Context, cluster *clusters.Cluster) (string, error) {
 // Apply creates its objects, or restores them.
 func (a *Access) Apply(ctx context.Context) error { return a.kubectl(ctx, "apply", "-f", "-") }
 
-// Notes is what Helm says after its installation.
+// Notes is the output of Helm after its installation.
 func (a *Access) Notes(ctx context.Context) (string, error) {
 	helm, err := chart.New(ctx)
 	if err != nil {

@@ -111,7 +111,7 @@ func TestNewWordsAreThoseThatKubernetesDoesNotHave(t *testing.T) {
 }
 
 // The pages that e2e/pages runs can be parsed, and have as many commands and new words as listed
-// here: a page that requires more of a new user is a decision.
+// here: a change that requires more of a new user must be intentional.
 func TestTestedPagesHaveNoMoreCommandsAndNewWords(t *testing.T) {
 	glossary, err := os.ReadFile("../../docs/glossary.md")
 	if err != nil {

@@ -50,7 +50,7 @@ func (r *runner) attempt(ctx context.Context, s suite, command []string, limit t
 	return counter.result(err)
 }
 
-// group returns a command with a process group of its own. At its limit the group gets SIGQUIT, at
+// group returns a command with a process group of its own. At its limit the group gets SIGQUIT, on
 // which Go programs print the stacks of their goroutines.
 func group(ctx context.Context, command []string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, command[0], command[1:]...)

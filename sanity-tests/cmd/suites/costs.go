@@ -50,7 +50,7 @@ func (c costs) of(t labTest, args string) cost {
 	if known, ok := c[costKey(t.String(), args)]; ok {
 		return known
 	}
-	if args != "" { // flags of the core take away about a third
+	if args != "" { // flags of the core shorten a test by about a third
 		full := c.of(t, "")
 		return cost{full.seconds * 2 / 3, full.longest * 2 / 3}
 	}

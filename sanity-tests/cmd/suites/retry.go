@@ -75,7 +75,7 @@ func retries(s suite, failures []failure) (all []*retry) {
 }
 
 // retryFailed runs each failed test of a suite again, alone. One that passes is flaky, the others
-// are red. At the end it runs what had not started when a test hung.
+// are red. At the end it runs the tests that had not started when one hung.
 func (r *runner) retryFailed(ctx context.Context, s suite, first result, began time.Time) {
 	all := retries(s, first.failures)
 	tooMany := ""

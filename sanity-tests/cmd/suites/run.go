@@ -53,7 +53,7 @@ type runner struct {
 // redTest is a test, or something else, that makes the run fail.
 type redTest struct{ name, why, log string }
 
-// fail makes the run fail for something that is not a test.
+// fail makes the run fail for a reason other than a test.
 func (r *runner) fail(what string, err error) {
 	fmt.Fprintf(r.out, "=== %s: %v\n", what, err)
 	r.red = append(r.red, redTest{name: what, log: err.Error()})

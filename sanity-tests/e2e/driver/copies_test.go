@@ -242,7 +242,8 @@ func TestSnapshotClassOfAnotherDriverIsRefused(t *testing.T) {
 	n.WaitSnapshotError("backup", "belongs to the driver", storage.Reference.Name, "but the volume to")
 }
 
-// The snapshot is deleted while the real driver creates it. Only its twin leads to what was created.
+// The snapshot is deleted while the real driver creates it. Only its twin refers to what was
+// created.
 func TestSnapshotDeletedDuringCreationLeaksNothing(t *testing.T) {
 	n := home(t)
 	startPod(n, "user", "data", "liqo-reference")
@@ -295,7 +296,7 @@ func TestRetainedSnapshotIsKeptAndCanBeDeleted(t *testing.T) {
 	wantNoSnapshotData(t, n, found)
 }
 
-// When a retained snapshot and its content are deleted, only the twin still leads to the data.
+// When a retained snapshot and its content are deleted, only the twin still refers to the data.
 func TestTwinOfARetainedSnapshotIsReportedAndCanBeRestored(t *testing.T) {
 	n := home(t)
 	startPod(n, "writer", "data", "liqo-reference")
@@ -315,7 +316,7 @@ func TestTwinOfARetainedSnapshotIsReportedAndCanBeRestored(t *testing.T) {
 		t.Errorf("doctor does not report the twin %s:\n%s", twin, doctor)
 	}
 
-	// As the advice says: another content with the same id.
+	// What the advice requires: another content with the same id.
 	if !strings.Contains(row.Advice, row.ID) {
 		t.Errorf("the advice %q does not name the id %s", row.Advice, row.ID)
 	}

@@ -190,7 +190,7 @@ func TestRefusedImportOfASnapshotChangesNothing(t *testing.T) {
 }
 
 // The old content is deleted during the import. The undo must not delete the other content then, because nothing else
-// leads to the data.
+// refers to the data.
 func TestUndoOfASnapshotImportKeepsTheLastContent(t *testing.T) {
 	n := home(t)
 	_, before := createRealSnapshot(t, n, "reference")

@@ -355,7 +355,7 @@ func TestConcurrentImportsOfOneClaim(t *testing.T) {
 	deleteClaim(t, n, "data")
 }
 
-// The annotation of a claim gives no access to a volume. Only the administrator's command does.
+// The annotation of a claim grants no access to a volume. Only the administrator's command does.
 func TestAdoptAnnotationGrantsNoAccess(t *testing.T) {
 	n := home(t)
 	sum, real := createClaimWithData(t, n, "data", "reference")

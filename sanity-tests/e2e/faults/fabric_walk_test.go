@@ -331,7 +331,8 @@ func (w *walk) unplacedPods(t *testing.T, n *offloadedTo) {
 	remote := n.offload("LocalAndRemote")
 	runs := user.WatchRuns(t, remote)
 	fabric := n.crashFabric("pod-avoid", "pod-give-up")
-	// The fabric gives up one pod per controller and minute; these are enough for each crash.
+	// The fabric deletes at most one pod per controller and minute; these are enough for each
+	// crash.
 	names := []string{"one", "two", "three", "four"}
 	for _, name := range names {
 		n.deployment(name, func(pod *corev1.Pod) {

@@ -113,7 +113,7 @@ func (w *walk) moveOfADeletedClaim(t *testing.T, b *remoteSetup) {
 	if err := b.home.Client.CoreV1().PersistentVolumeClaims(b.home.Name).Delete(t.Context(), "data", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	// The move must see the deletion before the drain ends and it commits.
+	// The controller must observe the deletion before the drain ends and the move commits.
 	b.home.WaitMove(moveName, "Returning")
 	b.endSet(t, b.home, "user")
 	b.home.WaitDeleted("pvc", "data")
@@ -215,7 +215,7 @@ func (w *walk) moveRetained(t *testing.T, b *remoteSetup) {
 }
 
 // The controller crashes around every write that closes and opens the gate of a remote source in its
-// cluster, and that gives a twin the name of the one before it, whose volume is kept without a claim.
+// cluster, and that renames a twin to its predecessor, whose volume is kept without a claim.
 func (w *walk) moveWithin(t *testing.T, b *remoteSetup) {
 	if err := driver.ImportImage(t.Context(), b.remote.Cluster); err != nil {
 		t.Fatal(err)

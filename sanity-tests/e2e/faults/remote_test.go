@@ -304,7 +304,7 @@ func names(prefix string, count int) (all []string) {
 	return all
 }
 
-// createClaims creates claims with the virtual node selected, as if they had pods there.
+// createClaims creates claims with the virtual node selected, as if they had pods on it.
 func (b *remoteSetup) createClaims(prefix string, count int) {
 	for _, name := range names(prefix, count) {
 		b.home.Claim(name, "liqo-reference-immediate", "16Mi", func(claim *corev1.PersistentVolumeClaim) {

@@ -283,7 +283,8 @@ func TestPodsWithClaimsOfOtherClassesStayAtHome(t *testing.T) {
 	}
 }
 
-// If it were offloaded, it would be refused after its volume was created there, which no other node can use.
+// If it were offloaded, it would be refused after its volume was created in the remote cluster, where no
+// other node can use it.
 func TestPodThatEveryRemoteClusterRefusesStaysAtHomeWithItsVolume(t *testing.T) {
 	n, _ := renamedTenant(t, "--pod-offloading-strategy", "LocalAndRemote")
 	n.Claim("data", "liqo-reference", "64Mi")

@@ -479,7 +479,7 @@ func (o *outcomes) named(pod *unstructured.Unstructured) []leaf {
 }
 
 // alone returns a refused pod once for each leaf that the refusal names, without the other leaves:
-// the refusal says that one of them is refused, not which.
+// the refusal does not tell which of them is refused.
 func (o *outcomes) alone(pod *unstructured.Unstructured) (pods []*unstructured.Unstructured) {
 	if pod.GetAnnotations()["refused-there"] == "" {
 		return []*unstructured.Unstructured{pod}

@@ -115,8 +115,8 @@ func TestDeletedVirtualNodeIsRecreatedWithItsLabels(t *testing.T) {
 	})
 }
 
-// A cluster is declared lost, and its namespace unoffloaded without an answer. When it comes back, nothing at home names that
-// namespace any more: what runs there ends, and the rest stays.
+// A cluster is declared lost, and its namespace unoffloaded while it is unreachable. When it is reachable again,
+// nothing at home names that namespace any more: its pods end, and everything else is kept.
 func TestPodsEndWhenALostClusterReturnsWithItsNamespace(t *testing.T) {
 	// The taint evicts all pods of the node.
 	n := newExclusiveTenant(t)

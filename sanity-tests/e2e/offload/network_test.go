@@ -83,7 +83,7 @@ func web(pod *corev1.Pod) {
 }
 
 // The Service of a namespace is in both clusters, whichever of them the strategy allows for its
-// pods. If the networks are routed it leads to all pods, otherwise to those of its own cluster.
+// pods. If the networks are routed its endpoints are all pods, otherwise those of its own cluster.
 func TestServiceIsReachableFromBothClusters(t *testing.T) {
 	prepare(t)
 	clients := map[string]clientPod{"home": newClientPod(t, "home"), "remote": newClientPod(t, "remote")}

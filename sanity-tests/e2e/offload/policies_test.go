@@ -491,7 +491,8 @@ func TestTolerantPodsOfOtherNamespacesStayAtHome(t *testing.T) {
 }
 
 // A namespace that was labelled beforehand, as Liqo's documentation recommends, accepts no pods
-// until it is offloaded; the refusal says so. The fabric does not remove that label at the end.
+// until it is offloaded; the refusal reports that. The fabric does not remove that label at the
+// end.
 func TestLabelledNamespaceWaitsUntilItIsOffloaded(t *testing.T) {
 	n := newTenant(t)
 	if _, err := n.Kubectl("label", "namespace", n.Name, "liqo.io/scheduling-enabled=true"); err != nil {

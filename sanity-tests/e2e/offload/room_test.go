@@ -92,7 +92,8 @@ func TestPodsThatTheRemoteClusterRefusesReturnHome(t *testing.T) {
 	n.unoffload()
 }
 
-// waitReturned waits until a remote pod was given up and all replicas of the Deployment web run in the home cluster.
+// waitReturned waits until the fabric has deleted a pod that could not run, and all replicas of the Deployment web
+// run in the home cluster.
 func (n tenant) waitReturned(replicas int) {
 	n.t.Helper()
 	n.Eventually("a pod to have returned home", func(ctx context.Context) (string, error) {
@@ -107,7 +108,7 @@ func (n tenant) waitReturned(replicas int) {
 		}
 		return fmt.Sprintf("none of %d events reports it", len(events.Items)), nil
 	})
-	// At most one pod of a controller is given up per minute.
+	// The fabric deletes at most one pod of a controller per minute.
 	n.Eventually("all pods to run at home", func(ctx context.Context) (string, error) {
 		pods, err := n.Client.CoreV1().Pods(n.Name).List(ctx, metav1.ListOptions{LabelSelector: "app=web"})
 		if err != nil {

@@ -42,7 +42,7 @@ const root = "../../../"
 // limit is how long one command may take.
 const limit = 2 * user.Timeout
 
-// inLab is where the lab differs from what a page says.
+// inLab has the differences between the lab and the description in a page.
 type inLab struct {
 	// notRun are beginnings of commands that are not run, and why.
 	notRun map[string]string
@@ -77,7 +77,8 @@ func TestTwoClustersAreConnectedFromTopToBottom(t *testing.T) {
 	}
 	const connect = "connect milan --fabric --remote-context milan"
 	w := newWalk(t, inLab{replaced: map[string]string{
-		// Like that of kind, the kubeconfig has an address of this machine. The page says what to add then.
+		// Like that of kind, the kubeconfig has an address of this machine. The page describes what to add
+		// in this case.
 		connect:   connect + " --server " + through.Host,
 		pageClass: labClass,
 	}, after: map[string]func(*walk){

@@ -21,7 +21,7 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-// This file tests what administrators see of a cluster.
+// This file tests the status and the commands that show a cluster to administrators.
 
 // status is the status of a RemoteCluster.
 type status struct {

@@ -70,8 +70,8 @@ func (n *Namespace) readTree(pod string) trees.Manifest {
 	return tree
 }
 
-// RefuseTooDeepPath creates a path that cannot be copied, waits until the move says so, and deletes it. The time of the
-// volume's root is restored.
+// RefuseTooDeepPath creates a path that cannot be copied, waits until the move reports it, and deletes it. The time of
+// the volume's root is restored.
 func (n *Namespace) RefuseTooDeepPath(pod string, move func()) {
 	n.t.Helper()
 	root := n.VolumePath(pod)

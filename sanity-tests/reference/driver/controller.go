@@ -203,7 +203,7 @@ func (d *Driver) DeleteVolume(_ context.Context, request *csi.DeleteVolumeReques
 		if node := v.InUse(); node != "" {
 			return preconditionf("volume %s is still in use on node %s", v.Name, node)
 		}
-		v.Ready = false // from here on nobody can attach or stage it
+		v.Ready = false // from now on the volume cannot be attached or staged
 		return nil
 	})
 	if errors.Is(err, state.ErrNotFound) {

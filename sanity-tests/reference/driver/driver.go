@@ -48,7 +48,8 @@ type Config struct {
 	// Attach requires ControllerPublish before staging.
 	Attach            bool
 	MaxVolumesPerNode int64
-	// NodeLocal makes each volume accessible from one node only, unless its class says otherwise.
+	// NodeLocal makes each volume accessible from one node only, unless its class specifies
+	// otherwise.
 	NodeLocal        bool
 	VolumeMountGroup bool
 	// CapacityBytes is the size of the backend, per node with NodeLocal. 0 is unlimited; then no

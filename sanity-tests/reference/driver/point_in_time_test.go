@@ -61,7 +61,8 @@ func writeDistantFiles(folder string) error {
 		writeDurably(filepath.Join(folder, "second"), "00000000"))
 }
 
-// A copy of a volume in use is of one moment: it has no later write without all earlier ones.
+// A copy of a volume in use is of one point in time: it has no later write without all earlier
+// ones.
 func TestCopiesAreOfOnePointInTime(t *testing.T) {
 	mounttest.NeedRoot(t)
 	const bytes = 320 * mebibyte
