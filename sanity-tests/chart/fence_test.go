@@ -68,7 +68,7 @@ func TestSomeNamespacesAreNeverOffloaded(t *testing.T) {
 
 // An identity that may patch PersistentVolumes could bind a volume to a claim of another namespace.
 func TestRemoteVolumesStayInTheirNamespaces(t *testing.T) {
-	for level, fenced := range map[string]bool{"minimal": false, "namespaced": true, "full": true, "fabric": true} {
+	for level, restricted := range map[string]bool{"minimal": false, "namespaced": true, "full": true, "fabric": true} {
 		values := Values{"only": true, "level": level, "namespaces": []string{"shop"}, "homeClusterID": homeID}
 		if level == "full" || level == "fabric" {
 			delete(values, "namespaces")
@@ -79,10 +79,10 @@ func TestRemoteVolumesStayInTheirNamespaces(t *testing.T) {
 			policy, is := object.(*admissionv1.ValidatingAdmissionPolicy)
 			return is && policy.Name == name
 		})
-		if may := (rights{"liqo-csi-remote", objects}).may("patch", "persistentvolumes", "", ""); may != fenced || is != fenced {
+		if may := (rights{"liqo-csi-remote", objects}).may("patch", "persistentvolumes", "", ""); may != restricted || is != restricted {
 			t.Errorf("level %s: it may patch PersistentVolumes: %v, a policy is rendered: %v", level, may, is)
 		}
-		if fenced {
+		if restricted {
 			isBound(t, objects, name)
 		}
 	}

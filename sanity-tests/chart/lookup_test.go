@@ -113,8 +113,8 @@ func TestOffloadingCRDIsInstalledUnlessItExists(t *testing.T) {
 		values  Values
 		defined bool
 	}{
-		"it is not there":         {nil, Values{}, true},
-		"it is ours":              {definition(ofHelm(Release)), Values{}, true},
+		"it does not exist":       {nil, Values{}, true},
+		"it is this release's":    {definition(ofHelm(Release)), Values{}, true},
 		"it is Liqo's":            {definition(nil), Values{}, false},
 		"it is another release's": {definition(ofHelm("liqo")), Values{}, false},
 		"it is not wanted":        {nil, Values{"definition": false}, false},

@@ -30,8 +30,8 @@ func TestPodsAreMutatedWhereKubernetesSupportsIt(t *testing.T) {
 	}{
 		"by default":             {offloading(Values{}), mutating, true},
 		"not with Kubernetes 35": {offloading(Values{}), "admissionregistration.k8s.io/v1beta1/MutatingAdmissionPolicy", false},
-		"asked for":              {offloading(Values{"policies": true}), "v1", true},
-		"not asked for":          {offloading(Values{"policies": false}), mutating, false},
+		"enabled":                {offloading(Values{"policies": true}), "v1", true},
+		"disabled":               {offloading(Values{"policies": false}), mutating, false},
 		"without the fabric":     {nil, mutating, false},
 		"in a remote cluster":    {remote("fabric"), mutating, false},
 	} {
@@ -167,7 +167,7 @@ func TestRequiredPodAffinityCausesAWarning(t *testing.T) {
 // A pod that every remote cluster refuses would be Pending forever, and its volumes would be in the
 // wrong cluster.
 func TestPodsThatRemoteClustersRefuseAreNotOffloaded(t *testing.T) {
-	fence := named[*admissionv1.ValidatingAdmissionPolicy](t, render(t, remote("fabric")), "liqo-csi-remote.liqo-csi-pods")
+	remotePolicy := named[*admissionv1.ValidatingAdmissionPolicy](t, render(t, remote("fabric")), "liqo-csi-remote.liqo-csi-pods")
 	objects := render(t, offloading(Values{"policies": true}))
 	const name = "offloaded-pods.storage.liqo.io"
 	for kind, variables := range map[string][]admissionv1.Variable{
@@ -182,7 +182,7 @@ func TestPodsThatRemoteClustersRefuseAreNotOffloaded(t *testing.T) {
 			expressions[one.Name] = one.Expression
 		}
 		var others []string
-		for _, one := range fence.Spec.Validations {
+		for _, one := range remotePolicy.Spec.Validations {
 			if !strings.Contains(expressions["whyRefused"], "!("+one.Expression+") ?") {
 				others = append(others, one.Message)
 			}
@@ -204,7 +204,7 @@ func TestRuntimeClassOfLiqo(t *testing.T) {
 		class.Scheduling.Tolerations[0].Key != "virtual-node.liqo.io/not-allowed" {
 		t.Errorf("%s %v", class.Handler, class.Scheduling)
 	}
-	for name, values := range map[string]Values{"not asked for": offloading(Values{"runtimeClass": false}), "without the fabric": nil} {
+	for name, values := range map[string]Values{"disabled": offloading(Values{"runtimeClass": false}), "without the fabric": nil} {
 		for _, object := range render(t, values) {
 			if _, is := object.(*nodev1.RuntimeClass); is {
 				t.Errorf("%s: it is rendered", name)

@@ -154,7 +154,7 @@ func TestRemoteVolumesAllowOnlyTheDriversWrites(t *testing.T) {
 		"a move within a namespace": {"persistentvolumes", volume("Delete"), pods, []write{
 			{"close the gate", closed, ""},
 			{"retain the source", `{"metadata": {"annotations": {` + gate("") + `, "storage.liqo.io/reclaim-policy-before": "Delete", "storage.liqo.io/source-of-move": "s"}}}`, ""},
-			{"its twin is gone", released, others},
+			{"its twin is deleted", released, others},
 			{"release the source", back, ""},
 		}},
 		"the target of one": {"persistentvolumes", volume("Delete"), pods, []write{
@@ -167,23 +167,23 @@ func TestRemoteVolumesAllowOnlyTheDriversWrites(t *testing.T) {
 			{"close the gate", closed, noClaim}, {"it is closed", closed, others}, {"open it", opened, ""},
 		}},
 		"a recovery": {"persistentvolumes", volume("Delete"), nil, []write{
-			{"retain", retain, ""}, {"the twin is gone", released, others}, {"a twin again", again, ""},
+			{"retain", retain, ""}, {"the twin is deleted", released, others}, {"the twin is recreated", again, ""},
 			{"bound", `{"status": {"phase": "Bound"}}`, others}, {"the policy", back, ""},
 		}},
 		"a deletion of retained data": {"persistentvolumes", volume("Delete"), nil, []write{
-			{"retain", retain, ""}, {"the claim is made free", `{"spec": {"claimRef": {"uid": null}}, "status": {"phase": "Available"}}`, others},
+			{"retain", retain, ""}, {"the uid of the claimRef is removed", `{"spec": {"claimRef": {"uid": null}}, "status": {"phase": "Available"}}`, others},
 			{"delete", `{"metadata": {"annotations": {"storage.liqo.io/reclaim-policy-before": null}},
 				"spec": {"persistentVolumeReclaimPolicy": "Delete", "claimRef": {"uid": "pvc-1"}}}`, ""},
 		}},
 		"a deletion without a claim": {"persistentvolumes", volume("Delete"), nil, []write{
-			{"retain", retain, ""}, {"there is none", `{"spec": {"claimRef": null}, "status": {"phase": "Available"}}`, others},
+			{"retain", retain, ""}, {"the claimRef is removed", `{"spec": {"claimRef": null}, "status": {"phase": "Available"}}`, others},
 			{"delete", `{"spec": {"persistentVolumeReclaimPolicy": "Delete", "claimRef": {"uid": "pvc-1"}}}`, ""},
 		}},
 		"retained data of others": {"persistentvolumes", volume("Retain"), []string{"create pods mine"}, []write{
 			{"Delete", toDelete, noData}, {"Recycle", `{"spec": {"persistentVolumeReclaimPolicy": "Recycle"}}`, noData},
-			{"a policy before", retain, noData}, {"a gate", `{"metadata": {"annotations": {` + gated + `}}}`, noData},
-			{"our marks", `{"metadata": {"annotations": {"storage.liqo.io/data-of": "home/pvc-1"}, "finalizers": ["kubernetes.io/pv-protection", "storage.liqo.io/move"]}}`, ""},
-			{"Delete then", toDelete, noData},
+			{"the annotation with the previous policy", retain, noData}, {"a gate", `{"metadata": {"annotations": {` + gated + `}}}`, noData},
+			{"marks of the driver", `{"metadata": {"annotations": {"storage.liqo.io/data-of": "home/pvc-1"}, "finalizers": ["kubernetes.io/pv-protection", "storage.liqo.io/move"]}}`, ""},
+			{"Delete afterwards", toDelete, noData},
 			{"another claim", another, noClaim}, {"a claim of that name", again, noClaim},
 			{"a claim of another namespace", `{"spec": {"claimRef": {"namespace": "mine"}}}`, "of another namespace"},
 			{"no claim", `{"spec": {"claimRef": null}}`, "of another namespace"},
@@ -219,7 +219,7 @@ func TestRemoteSnapshotContentsAllowOnlyTheDriversWrites(t *testing.T) {
 			{"the source", `{"spec": {"source": {"volumeHandle": "other"}}}`, notOwn}, {"the class", `{"spec": {"volumeSnapshotClassName": "c"}}`, notOwn},
 		}},
 		"retained": {contents, content("Retain", "snapshot-1"), nil, []write{
-			{"Delete", toDelete, noData}, {"a policy before", retain, noData}, {"Delete then", toDelete, noData},
+			{"Delete", toDelete, noData}, {"the annotation with the previous policy", retain, noData}, {"Delete afterwards", toDelete, noData},
 		}},
 		"of others": {contents, content("Delete", "backup"), nil, []write{{"retain", retain, notOwn}, {"the mode", mode, notOwn}}},
 	})

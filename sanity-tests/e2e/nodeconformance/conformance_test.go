@@ -33,7 +33,7 @@ const (
 
 var (
 	procs = flag.Int("procs", 4*runtime.NumCPU(), "specs that run side by side in each cluster")
-	focus = flag.String("focus", "", "a regular expression for the specs to run; differences and counts are not judged then")
+	focus = flag.String("focus", "", "a regular expression for the specs to run; differences and counts are not checked then")
 )
 
 func TestMain(m *testing.M) { user.Main(m) }

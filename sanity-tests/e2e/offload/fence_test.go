@@ -188,10 +188,10 @@ func homeClustersAreIsolated(t *testing.T, client kubernetes.Interface, access *
 			t.Error(err)
 		}
 	})
-	_, errPod := client.CoreV1().Pods(other.Name).Create(t.Context(), newPod("fenced"), dryRunCreate)
-	_, errConfig := client.CoreV1().ConfigMaps(other.Name).Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "fenced"}}, dryRunCreate)
+	_, errPod := client.CoreV1().Pods(other.Name).Create(t.Context(), newPod("restricted"), dryRunCreate)
+	_, errConfig := client.CoreV1().ConfigMaps(other.Name).Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "restricted"}}, dryRunCreate)
 	_, errBinding := client.RbacV1().RoleBindings(other.Name).Create(t.Context(), &rbacv1.RoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: "fenced"},
+		ObjectMeta: metav1.ObjectMeta{Name: "restricted"},
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "liqo-csi-remote." + access.Name + "-workloads"},
 	}, dryRunCreate)
 	errDelete := client.CoreV1().Namespaces().Delete(t.Context(), other.Name, metav1.DeleteOptions{})
@@ -257,13 +257,13 @@ func TestPoliciesApplyToSubjectsOfEachKind(t *testing.T) {
 // waitPoliciesEnforced waits until the API server applies all policies, in any order.
 func waitPoliciesEnforced(t *testing.T, client kubernetes.Interface, access *user.Namespace, own string) {
 	account := as(t, "system:serviceaccount:"+own+":default").CoreV1().Pods(own)
-	privileged := newPod("fenced", func(pod *corev1.Pod) {
+	privileged := newPod("restricted", func(pod *corev1.Pod) {
 		pod.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{Privileged: new(true)}
 	})
-	object := metav1.ObjectMeta{Name: "fenced"}
+	object := metav1.ObjectMeta{Name: "restricted"}
 	for policy, create := range map[string]func(context.Context) error{
 		"pods": func(ctx context.Context) error {
-			_, err := client.CoreV1().Pods(access.Name).Create(ctx, newPod("fenced"), dryRunCreate)
+			_, err := client.CoreV1().Pods(access.Name).Create(ctx, newPod("restricted"), dryRunCreate)
 			return err
 		},
 		"accounts": func(ctx context.Context) error {
@@ -351,11 +351,11 @@ func podsAreRestricted(t *testing.T, client kubernetes.Interface, own, other str
 		"a node":   {func(pod *corev1.Pod) { pod.Spec.NodeName = "remote-1" }, "nodeName"},
 		"priority": {func(pod *corev1.Pod) { pod.Spec.PriorityClassName = "system-node-critical" }, "priority of the system"},
 	} {
-		_, err := client.CoreV1().Pods(own).Create(t.Context(), newPod("fenced", one.edit), dryRunCreate)
+		_, err := client.CoreV1().Pods(own).Create(t.Context(), newPod("restricted", one.edit), dryRunCreate)
 		checkOutcome(t, what, err, one.words)
 	}
 	for _, elsewhere := range []string{other, "kube-system", "default"} {
-		_, err := client.CoreV1().Pods(elsewhere).Create(t.Context(), newPod("fenced"), dryRunCreate)
+		_, err := client.CoreV1().Pods(elsewhere).Create(t.Context(), newPod("restricted"), dryRunCreate)
 		checkOutcome(t, "in "+elsewhere, err, "in the namespaces of its fabric")
 	}
 	// The policies apply to updates, too.
@@ -387,7 +387,7 @@ func bindingsAreRestricted(t *testing.T, client kubernetes.Interface, own, other
 		{"kube-system", "ClusterRole", role + "-workloads", itself, "only in the namespaces of its fabric"},
 	} {
 		binding := &rbacv1.RoleBinding{
-			ObjectMeta: metav1.ObjectMeta{Name: "fenced"},
+			ObjectMeta: metav1.ObjectMeta{Name: "restricted"},
 			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: one.kind, Name: one.role},
 			Subjects:   []rbacv1.Subject{one.subject},
 		}

@@ -16,7 +16,7 @@ import (
 // foreignClaim is the claim of the foreign volume.
 const foreignClaim = "theirs"
 
-func restrictedVolume(access *user.Namespace) string { return access.Name + "-fenced" }
+func restrictedVolume(access *user.Namespace) string { return access.Name + "-restricted" }
 
 // claimOf is a claim of the foreign volume with these labels.
 func claimOf(access *user.Namespace, name string, labels map[string]string) *corev1.PersistentVolumeClaim {
@@ -70,18 +70,18 @@ func volumesAreRestricted(t *testing.T, access *user.Namespace) {
 	client, _ := impersonate(t, access.Cluster, "system:serviceaccount:"+access.Name+":liqo-csi-remote")
 	const mark = `{"metadata": {"annotations": {"storage.liqo.io/data-of": "home/pvc"}, "finalizers": ["kubernetes.io/pv-protection", "storage.liqo.io/move"]}}`
 	for what, one := range map[string]struct{ patch, words string }{
-		"a claim of another namespace": {`{"spec": {"claimRef": {"namespace": "default", "name": "mine", "uid": null}}}`, "of another namespace"},
-		"no claim":                     {`{"spec": {"claimRef": null}}`, "of another namespace"},
-		"a claim of that name":         {`{"spec": {"claimRef": {"uid": "another", "resourceVersion": null}}}`, "where it may not create pods"},
-		"a claim of its namespace":     {`{"spec": {"claimRef": {"name": "other", "uid": "another"}}}`, "where it may not create pods"},
-		"the reclaim policy":           {`{"spec": {"persistentVolumeReclaimPolicy": "Delete"}}`, "back to what it was"},
-		"a policy before":              {`{"metadata": {"annotations": {"storage.liqo.io/reclaim-policy-before": "Delete"}}}`, "back to what it was"},
-		"its marks":                    {mark, ""},
-		"the class":                    {`{"spec": {"storageClassName": "other"}}`, "but their reclaim policy and claim"},
-		"the size":                     {`{"spec": {"capacity": {"storage": "2Gi"}}}`, "but their reclaim policy and claim"},
-		"mount options":                {`{"spec": {"mountOptions": ["ro"]}}`, "but their reclaim policy and claim"},
-		"an annotation of others":      {`{"metadata": {"annotations": {"e2e/test": null}}}`, "but its own"},
-		"a finalizer of others":        {`{"metadata": {"finalizers": ["example.test/held"]}}`, "but its own"},
+		"a claim of another namespace":            {`{"spec": {"claimRef": {"namespace": "default", "name": "mine", "uid": null}}}`, "of another namespace"},
+		"no claim":                                {`{"spec": {"claimRef": null}}`, "of another namespace"},
+		"a claim of that name":                    {`{"spec": {"claimRef": {"uid": "another", "resourceVersion": null}}}`, "where it may not create pods"},
+		"a claim of its namespace":                {`{"spec": {"claimRef": {"name": "other", "uid": "another"}}}`, "where it may not create pods"},
+		"the reclaim policy":                      {`{"spec": {"persistentVolumeReclaimPolicy": "Delete"}}`, "back to what it was"},
+		"the annotation with the previous policy": {`{"metadata": {"annotations": {"storage.liqo.io/reclaim-policy-before": "Delete"}}}`, "back to what it was"},
+		"its marks":                               {mark, ""},
+		"the class":                               {`{"spec": {"storageClassName": "other"}}`, "but their reclaim policy and claim"},
+		"the size":                                {`{"spec": {"capacity": {"storage": "2Gi"}}}`, "but their reclaim policy and claim"},
+		"mount options":                           {`{"spec": {"mountOptions": ["ro"]}}`, "but their reclaim policy and claim"},
+		"an annotation of others":                 {`{"metadata": {"annotations": {"e2e/test": null}}}`, "but its own"},
+		"a finalizer of others":                   {`{"metadata": {"finalizers": ["example.test/held"]}}`, "but its own"},
 	} {
 		_, err := client.CoreV1().PersistentVolumes().Patch(t.Context(), restrictedVolume(access), types.MergePatchType, []byte(one.patch), dryRunPatch)
 		checkOutcome(t, what, err, one.words)

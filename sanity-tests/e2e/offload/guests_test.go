@@ -48,17 +48,17 @@ func TestRemoteAccessIsUpgradedWithRunningPods(t *testing.T) {
 		}
 	}
 	identity, _ := impersonate(t, remote.Cluster, "system:serviceaccount:liqo-csi-access:liqo-csi-remote")
-	privileged := newPod("fenced", func(pod *corev1.Pod) {
+	privileged := newPod("restricted", func(pod *corev1.Pod) {
 		pod.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{Privileged: new(true)}
 	})
-	fenced := func(want string) {
+	wantOutcome := func(want string) {
 		t.Helper()
 		n.Eventually("the outcome of a privileged pod to be "+want, func(ctx context.Context) (string, error) {
 			_, err := identity.CoreV1().Pods(remote.Name).Create(ctx, privileged, dryRunCreate)
 			return mismatch(err, want), nil
 		})
 	}
-	fenced("")
+	wantOutcome("")
 	n.Pod("web", "", stateless)
 	n.WaitReady("web")
 	uid := n.remotePod(remote, "web")
@@ -66,7 +66,7 @@ func TestRemoteAccessIsUpgradedWithRunningPods(t *testing.T) {
 	if err := shared.access.Apply(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	fenced("may not be privileged")
+	wantOutcome("may not be privileged")
 	n.Pod("other", "", stateless)
 	n.WaitReady("other")
 

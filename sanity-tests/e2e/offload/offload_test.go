@@ -295,10 +295,10 @@ func TestInvalidOffloadingsAreRefused(t *testing.T) {
 		return "apiVersion: offloading.liqo.io/v1beta1\nkind: NamespaceOffloading\nmetadata: {name: " + name + "}\nspec: " + spec + "\n"
 	}
 	for what, one := range map[string]struct{ manifest, words string }{
-		"another name":    {manifest("other", "{}"), "the name of a NamespaceOffloading is offloading"},
-		"no name":         {manifest("offloading", "{namespaceMappingStrategy: SelectedName}"), "needs a remoteNamespaceName"},
-		"an empty term":   {manifest("offloading", "{clusterSelector: {nodeSelectorTerms: [{}]}}"), "an empty term selects nothing"},
-		"an odd operator": {manifest("offloading", "{clusterSelector: {nodeSelectorTerms: [{matchExpressions: [{key: a, operator: Like}]}]}}"), "Unsupported value"},
+		"another name":        {manifest("other", "{}"), "the name of a NamespaceOffloading is offloading"},
+		"no name":             {manifest("offloading", "{namespaceMappingStrategy: SelectedName}"), "needs a remoteNamespaceName"},
+		"an empty term":       {manifest("offloading", "{clusterSelector: {nodeSelectorTerms: [{}]}}"), "an empty term selects nothing"},
+		"an unknown operator": {manifest("offloading", "{clusterSelector: {nodeSelectorTerms: [{matchExpressions: [{key: a, operator: Like}]}]}}"), "Unsupported value"},
 	} {
 		if err := n.TryApply(one.manifest); err == nil || !strings.Contains(err.Error(), one.words) {
 			t.Errorf("%s: %v", what, err)

@@ -290,7 +290,7 @@ func (w placement) check(t *testing.T, create func(*corev1.Pod) (*corev1.Pod, er
 			all.Go(func() {
 				for _, kind := range podKinds {
 					what := strings.Join([]string{kind.name, affinity.name, toleration.name}, ", ")
-					requested := newPod("judged", affinity.edit, toleration.edit, kind.edit)
+					requested := newPod("candidate", affinity.edit, toleration.edit, kind.edit)
 					created, err := create(requested.DeepCopy())
 					if mismatch := w.mismatch(t, requested, created, err); mismatch != "" {
 						t.Errorf("%s: %s", what, mismatch)
@@ -452,7 +452,7 @@ func TestPodsPreferClustersWithCapacity(t *testing.T) {
 			// The fields of a node's own pod stay as they are.
 			{"DaemonSet", nil},
 		} {
-			requested := newPod("judged", affinity.edit, ownedBy(owner.kind))
+			requested := newPod("candidate", affinity.edit, ownedBy(owner.kind))
 			created, err := n.create(requested.DeepCopy())
 			if err != nil {
 				t.Fatalf("%s: %v", affinity.name, err)
@@ -461,7 +461,7 @@ func TestPodsPreferClustersWithCapacity(t *testing.T) {
 				t.Errorf("%s, %s: it prefers %v, not %v", owner.kind, affinity.name, got, want)
 			}
 		}
-		created, err := n.create(newPod("judged", affinity.edit))
+		created, err := n.create(newPod("candidate", affinity.edit))
 		if err != nil || len(preferences(created)) != len(preferences(newPod("", affinity.edit))) {
 			t.Errorf("%s: a pod without a controller prefers %v: %v", affinity.name, preferences(created), err)
 		}
@@ -474,7 +474,7 @@ func TestTolerantPodsOfOtherNamespacesStayAtHome(t *testing.T) {
 	n := newTenant(t)
 	for _, toleration := range tolerations {
 		for _, affinity := range affinities {
-			requested := newPod("judged", affinity.edit, toleration.edit)
+			requested := newPod("candidate", affinity.edit, toleration.edit)
 			created, err := n.create(requested.DeepCopy())
 			if err != nil {
 				t.Fatal(err)

@@ -375,9 +375,9 @@ func TestNamespaceOfTwinsIsDeleted(t *testing.T) {
 		// roleOnly: only a Role in the namespace allows to remove the finalizer of the twin.
 		roleOnly bool
 	}{
-		"the cluster answers":               {},
-		"the cluster does not answer":       {unreachable: true},
-		"by a Role that goes with it alone": {roleOnly: true},
+		"the cluster is reachable":                      {},
+		"the cluster is unreachable":                    {unreachable: true},
+		"only a Role in the namespace grants the right": {roleOnly: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p, rights := newRestrictedPair(t, "namespaced")

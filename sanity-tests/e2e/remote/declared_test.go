@@ -32,17 +32,17 @@ func TestContradictoryRemoteClustersAreRefused(t *testing.T) {
 		fields spec
 		why    string
 	}{
-		"whole":                    {"dry", spec{}, ""},
-		"no nodes chosen":          {"dry", spec{"nodeSelector": map[string]any{}}, "an empty selector would select every node"},
-		"In without values":        {"dry", spec{"nodeSelector": selects("a", "In")}, "In and NotIn need values"},
-		"Exists with values":       {"dry", spec{"nodeSelector": selects("a", "Exists", "b")}, "In and NotIn need values"},
-		"unknown operator":         {"dry", spec{"nodeSelector": selects("a", "Gt", "1")}, "Unsupported value"},
-		"no namespace mapped":      {"dry", mappedNamespaces(nil), "needs a mapping"},
-		"no name of a namespace":   {"dry", mappedNamespaces(map[string]any{"shop": "No"}), "spec.namespaces.mapping"},
-		"unknown policy":           {"dry", spec{"bindingPolicy": "Sometimes"}, "Unsupported value"},
-		"a name that is too long":  {long, spec{}, "at most 63 characters"},
-		"no Secret":                {"dry", spec{"kubeconfigSecretRef": nil}, "kubeconfigSecretRef"},
-		"no name of a class there": {"dry", spec{"storageClasses": map[string]any{"default": ""}}, "storageClasses.default"},
+		"whole":                     {"dry", spec{}, ""},
+		"no nodes chosen":           {"dry", spec{"nodeSelector": map[string]any{}}, "an empty selector would select every node"},
+		"In without values":         {"dry", spec{"nodeSelector": selects("a", "In")}, "In and NotIn need values"},
+		"Exists with values":        {"dry", spec{"nodeSelector": selects("a", "Exists", "b")}, "In and NotIn need values"},
+		"unknown operator":          {"dry", spec{"nodeSelector": selects("a", "Gt", "1")}, "Unsupported value"},
+		"no namespace mapped":       {"dry", mappedNamespaces(nil), "needs a mapping"},
+		"no name of a namespace":    {"dry", mappedNamespaces(map[string]any{"shop": "No"}), "spec.namespaces.mapping"},
+		"unknown policy":            {"dry", spec{"bindingPolicy": "Sometimes"}, "Unsupported value"},
+		"a name that is too long":   {long, spec{}, "at most 63 characters"},
+		"no Secret":                 {"dry", spec{"kubeconfigSecretRef": nil}, "kubeconfigSecretRef"},
+		"no name of a remote class": {"dry", spec{"storageClasses": map[string]any{"default": ""}}, "storageClasses.default"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			fields := map[string]any{
