@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-func TestBeyondNamesOnlyWhatIsNew(t *testing.T) {
+func TestExceptReturnsOnlyNewItems(t *testing.T) {
 	before, after := Inventory{}, Inventory{}
 	before.add("twin %s", "a")
 	before.add("twin %s", "b")
@@ -25,7 +25,7 @@ func TestBeyondNamesOnlyWhatIsNew(t *testing.T) {
 }
 
 // Real drivers attach in their own mount namespace, in which files have other paths.
-func TestLoopDevicesOfOtherNamespacesCount(t *testing.T) {
+func TestLoopDevicesOfOtherMountNamespacesAreListed(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: a loop device in a mount namespace")
 	}

@@ -16,7 +16,7 @@ func inventoryOf(items ...string) Inventory {
 	return inventory
 }
 
-func TestAStockThatChangesIsTakenAgain(t *testing.T) {
+func TestWaitStableListsAgainAfterAChange(t *testing.T) {
 	inventories := []Inventory{inventoryOf("a", "b"), inventoryOf("a"), inventoryOf("c"), inventoryOf("c"), inventoryOf("d")}
 	next := func(context.Context) (Inventory, error) {
 		inventory := inventories[0]
@@ -29,7 +29,7 @@ func TestAStockThatChangesIsTakenAgain(t *testing.T) {
 	}
 }
 
-func TestAStockThatNeverSettlesIsAnError(t *testing.T) {
+func TestInventoryThatKeepsChangingIsAnError(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	count := 0
 	_, err := WaitStable(ctx, time.Millisecond, func(context.Context) (Inventory, error) {
@@ -46,7 +46,7 @@ func TestAStockThatNeverSettlesIsAnError(t *testing.T) {
 	}
 }
 
-func TestASecondAttemptIsComparedWithTheFirst(t *testing.T) {
+func TestRetryIsComparedWithTheFirstAttempt(t *testing.T) {
 	baselines := Baselines{t.TempDir()}
 	const test = "TestOne/a leg, with/slashes"
 	before := func(now Inventory) (Inventory, string) {

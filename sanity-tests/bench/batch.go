@@ -183,7 +183,7 @@ func (r Batch) clean(ctx context.Context, volumes []string) error {
 		volumes = left
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("%d volumes of class %s are still there after their claims were deleted: %w", len(left), r.Class, ctx.Err())
+			return fmt.Errorf("%d volumes of class %s still exist after their claims were deleted: %w", len(left), r.Class, ctx.Err())
 		case <-time.After(time.Second):
 		}
 	}

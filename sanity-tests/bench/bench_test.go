@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-func TestPercentilesAreOfTheNearestRank(t *testing.T) {
+func TestPercentilesUseTheNearestRank(t *testing.T) {
 	var sorted []time.Duration
 	for i := 1; i <= 100; i++ {
 		sorted = append(sorted, time.Duration(i))
@@ -23,7 +23,7 @@ func TestPercentilesAreOfTheNearestRank(t *testing.T) {
 	}
 }
 
-func TestAuditedCallsAreCountedByAgentFromTheMark(t *testing.T) {
+func TestCallsSinceTheMarkAreCountedByAgent(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "audit.log")
 	event := func(stage, verb, agent, resource string) string {
 		return `{"stage":"` + stage + `","verb":"` + verb + `","userAgent":"` + agent + `","objectRef":{"resource":"` + resource + `"}}` + "\n"
@@ -63,7 +63,7 @@ func TestAuditedCallsAreCountedByAgentFromTheMark(t *testing.T) {
 	}
 }
 
-func TestCallsAreSettledWhenWritesHaveCeased(t *testing.T) {
+func TestCallsWhenIdleWaitsUntilWritesStop(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "audit.log")
 	file, err := os.Create(path)
 	if err != nil {
@@ -87,7 +87,7 @@ func TestCallsAreSettledWhenWritesHaveCeased(t *testing.T) {
 	}
 }
 
-func TestThisProcessIsFound(t *testing.T) {
+func TestProcessesFindsThisProcess(t *testing.T) {
 	name := filepath.Base(os.Args[0])
 	found, err := processes(func(string) bool { return true }, name)
 	if err != nil {
@@ -98,7 +98,7 @@ func TestThisProcessIsFound(t *testing.T) {
 	}
 }
 
-func TestReceivedBytesAreThoseOfAllInterfacesButLoopback(t *testing.T) {
+func TestReceivedBytesExcludeLoopback(t *testing.T) {
 	const table = `Inter-|   Receive                                                |  Transmit
  face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed
     lo: 7000      10    0    0    0     0          0         0     7000      10    0    0    0     0       0          0

@@ -179,7 +179,7 @@ func (f *CopiedVolumes) Remove(ctx context.Context) error {
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("volumes such as %s are still there after their claims were deleted: %w", left.Items[0].Name, ctx.Err())
+			return fmt.Errorf("volumes such as %s still exist after their claims were deleted: %w", left.Items[0].Name, ctx.Err())
 		case <-time.After(time.Second):
 		}
 	}

@@ -19,7 +19,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 )
 
-func TestOperationsAreHeldInTheirOrder(t *testing.T) {
+func TestOperationsRunInOrder(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	volumes := newVolumeSet(3)
@@ -45,7 +45,7 @@ func TestOperationsAreHeldInTheirOrder(t *testing.T) {
 	restored := 0
 	for _, claim := range claims.Items {
 		if size := claim.Spec.Resources.Requests[corev1.ResourceStorage]; size.String() != "3Mi" {
-			t.Errorf("%s asks for %s", claim.Name, size.String())
+			t.Errorf("%s requests %s", claim.Name, size.String())
 		}
 		if source := claim.Spec.DataSource; source != nil {
 			restored++
@@ -62,7 +62,7 @@ func TestOperationsAreHeldInTheirOrder(t *testing.T) {
 	}
 }
 
-func TestWhatKeepsASnapshotIsTold(t *testing.T) {
+func TestErrorOfASnapshotIsReported(t *testing.T) {
 	volumes := newVolumeSet(1)
 	snapshot := volumes.snapshot("snapshot-1-of-claim-0000", "claim-0000")
 	status := map[string]any{"error": map[string]any{"message": "the backend is full"}}
@@ -78,7 +78,7 @@ func TestWhatKeepsASnapshotIsTold(t *testing.T) {
 	}
 }
 
-func TestAClassOfSnapshotsHasToBeOfTheDriver(t *testing.T) {
+func TestSnapshotClassMustBeOfTheDriver(t *testing.T) {
 	volumes := newVolumeSet(1)
 	for name, want := range map[string]string{
 		"reference": "",
@@ -91,7 +91,7 @@ func TestAClassOfSnapshotsHasToBeOfTheDriver(t *testing.T) {
 	}
 }
 
-func TestSnapshotsAreTakenOnlyWhereSomebodyAsksForThem(t *testing.T) {
+func TestSnapshotsNeedCSISnapshotter(t *testing.T) {
 	running := corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}
 	for name, want := range map[string]string{
 		"csi-resizer":     "the driver's controller has no csi-snapshotter (chart: controller.snapshotter.enabled)",
@@ -105,7 +105,7 @@ func TestSnapshotsAreTakenOnlyWhereSomebodyAsksForThem(t *testing.T) {
 	}
 }
 
-func TestAnOperationIsReportedAsRatiosAndWritesOfEach(t *testing.T) {
+func TestReportOfAnOperationHasRatiosAndWrites(t *testing.T) {
 	series := func(milliseconds int, calls map[string]Calls) (s Series) {
 		each := time.Duration(milliseconds) * time.Millisecond
 		s.Add(Result{Each: []time.Duration{each, each}, Total: each}, calls)

@@ -102,7 +102,7 @@ func (r PodBatch) clean(ctx context.Context) error {
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("pods are still there after they were deleted: %w", context.Cause(ctx))
+			return fmt.Errorf("pods still exist after they were deleted: %w", context.Cause(ctx))
 		case <-time.After(time.Second):
 		}
 	}

@@ -50,7 +50,7 @@ func alerts(t *testing.T, values Values, apiVersions string) (rule prometheusRul
 	return rule, found
 }
 
-func TestAlertsAreThereWherePrometheusOperatorIs(t *testing.T) {
+func TestAlertsAreRenderedForPrometheusOperator(t *testing.T) {
 	of := func(enabled any) Values { return Values{"prometheusRule": Values{"enabled": enabled}} }
 	for name, one := range map[string]struct {
 		values      Values
@@ -75,9 +75,9 @@ func TestAlertsAreThereWherePrometheusOperatorIs(t *testing.T) {
 
 var metricName = regexp.MustCompile(`\bliqo_csi_[a-z_]+`)
 
-// Each alert uses metrics that the driver exports and the documentation lists, and has a heading
-// there with what to do. The test of links checks that the heading exists.
-func TestEveryAlertIsAboutAMetricAndSaysWhatToDo(t *testing.T) {
+// Each alert uses metrics that the driver exports and the documentation lists, and has a heading in
+// that page with instructions. The test of links checks that the heading exists.
+func TestEveryAlertHasMetricsAndInstructions(t *testing.T) {
 	rule, _ := alerts(t, nil, prometheusOperator)
 	root := filepath.Join(helm(t).chart, "..", "..", "..")
 	documented, err := os.ReadFile(filepath.Join(root, "docs", "operations.md"))
@@ -91,7 +91,7 @@ func TestEveryAlertIsAboutAMetricAndSaysWhatToDo(t *testing.T) {
 			count++
 			metrics := metricName.FindAllString(alert.Expr, -1)
 			if len(metrics) == 0 {
-				t.Errorf("%s is about no metric: %s", alert.Alert, alert.Expr)
+				t.Errorf("%s uses no metric: %s", alert.Alert, alert.Expr)
 			}
 			for _, metric := range metrics {
 				if !strings.Contains(sources, `"`+metric+`"`) {
@@ -110,7 +110,7 @@ func TestEveryAlertIsAboutAMetricAndSaysWhatToDo(t *testing.T) {
 		}
 	}
 	if count < 4 {
-		t.Errorf("there are %d alerts", count)
+		t.Errorf("only %d alerts were found", count)
 	}
 }
 

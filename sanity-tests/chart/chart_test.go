@@ -72,7 +72,7 @@ var everything = Values{
 	},
 }
 
-func TestEveryObjectIsOneThatKubernetesKnows(t *testing.T) {
+func TestEveryObjectIsValidAndLabelled(t *testing.T) {
 	for name, values := range map[string]Values{
 		"defaults": nil, "everything": everything,
 		"remote, full": remote("full"), "remote, namespaced": remote("namespaced", "apps"), "remote, minimal": remote("minimal", "apps"),
@@ -84,17 +84,17 @@ func TestEveryObjectIsOneThatKubernetesKnows(t *testing.T) {
 					GetLabels() map[string]string
 				})
 				if accessor.GetName() == "" || accessor.GetLabels()["app.kubernetes.io/instance"] != Release {
-					t.Errorf("%T %q does not carry the release's labels", object, accessor.GetName())
+					t.Errorf("%T %q does not have the release's labels", object, accessor.GetName())
 				}
 			}
 		})
 	}
 }
 
-func TestNamespaceOfTwinsIsNeverOwned(t *testing.T) {
+func TestNamespaceOfTwinsIsNotPartOfTheRelease(t *testing.T) {
 	for _, object := range render(t, everything) {
 		if namespace, is := object.(*corev1.Namespace); is {
-			t.Errorf("the chart owns the namespace %s: an uninstall would take the data along", namespace.Name)
+			t.Errorf("the release contains the namespace %s: an uninstall would delete the data", namespace.Name)
 		}
 	}
 }
@@ -118,7 +118,7 @@ func TestControllerIsUnprivilegedAndReplicated(t *testing.T) {
 		t.Errorf("containers: %s", names)
 	}
 	if names := containerNames(only[*appsv1.Deployment](t, render(t, nil)).Spec.Template.Spec); names != "driver csi-provisioner csi-attacher csi-resizer" {
-		t.Errorf("containers by default: %s", names)
+		t.Errorf("containers with default values: %s", names)
 	}
 }
 
@@ -131,7 +131,7 @@ func TestExpansionDoesNotWaitForPodsToEnd(t *testing.T) {
 	}
 }
 
-func TestSnapshotsAreServedWhereTheirKindsAre(t *testing.T) {
+func TestSnapshotterRunsWhereSnapshotKindsExist(t *testing.T) {
 	for name, one := range map[string]struct {
 		enabled     any
 		apiVersions string
@@ -153,7 +153,7 @@ func TestSnapshotsAreServedWhereTheirKindsAre(t *testing.T) {
 				t.Errorf("containers: %s", containerNames(pod))
 			}
 			if bytes.Contains(text, []byte("name: liqo-csi-snapshotter")) != one.serves {
-				t.Error("the role of csi-snapshotter does not go with it")
+				t.Error("the role of csi-snapshotter is rendered without the container, or the container without the role")
 			}
 		})
 	}
@@ -171,7 +171,7 @@ func TestCapacityIsNotPublishedTwice(t *testing.T) {
 	}
 }
 
-func TestNothingOfOursRunsOnVirtualNodes(t *testing.T) {
+func TestChartKeepsDriverPodsOffVirtualNodes(t *testing.T) {
 	objects := render(t, nil)
 	for name, pod := range map[string]corev1.PodSpec{
 		"controller": only[*appsv1.Deployment](t, objects).Spec.Template.Spec,
@@ -188,7 +188,7 @@ func TestNothingOfOursRunsOnVirtualNodes(t *testing.T) {
 	}
 }
 
-func TestNodePluginSeesKubeletsPathsUnderTheirOwnNames(t *testing.T) {
+func TestNodePluginMountsKubeletPathsUnchanged(t *testing.T) {
 	const root = "/var/lib/k0s/kubelet"
 	daemonSet := only[*appsv1.DaemonSet](t, render(t, Values{"kubeletRoot": root}))
 	containers := daemonSet.Spec.Template.Spec.Containers
@@ -235,13 +235,13 @@ func TestClassParameters(t *testing.T) {
 }
 
 // The value of a class takes precedence. Without one, expansion is allowed if there is a resizer.
-func TestExpansionIsAllowedWhereItIsDone(t *testing.T) {
+func TestExpansionIsAllowedWhereAResizerRuns(t *testing.T) {
 	silent := Values{"storageClasses": []Values{{"name": "silent"}}}
 	if of := only[*storagev1.StorageClass](t, render(t, silent)); !*of.AllowVolumeExpansion {
-		t.Error("a class that says nothing does not allow expansion")
+		t.Error("a class without allowVolumeExpansion does not allow expansion")
 	}
 	if of := only[*storagev1.StorageClass](t, render(t, withoutResizer(silent))); *of.AllowVolumeExpansion {
-		t.Error("a class that says nothing allows expansion, and there is no resizer")
+		t.Error("a class without allowVolumeExpansion allows expansion although no resizer runs")
 	}
 	if of := only[*storagev1.StorageClass](t, render(t, nil)); !*of.AllowVolumeExpansion {
 		t.Error("the class of the default values does not allow expansion")
@@ -260,7 +260,7 @@ func withoutResizer(values Values) Values {
 	return values
 }
 
-func TestWhatCannotWorkIsRefused(t *testing.T) {
+func TestInvalidValuesAreRefused(t *testing.T) {
 	class := func(more Values) Values {
 		class := Values{"name": "liqo"}
 		for key, value := range more {
@@ -283,28 +283,28 @@ func TestWhatCannotWorkIsRefused(t *testing.T) {
 		"too many streams":       {fabricPorts(65530, 16), "end beyond 65535"},
 		"remote account nowhere": {Values{"remoteAccess": Values{"only": true, "subjects": []Values{{"kind": "ServiceAccount", "name": "a"}}}},
 			"needs a namespace"},
-		"unknown value":            {Values{"storageClass": "liqo"}, "storageClass"},
-		"wrong type":               {Values{"controller": Values{"replicas": "two"}}, "replicas"},
-		"unknown fsGroupPolicy":    {Values{"csiDriver": Values{"fsGroupPolicy": "Always"}}, "fsGroupPolicy"},
-		"default of itself":        {class(Values{"default": true}), "would be its own real class"},
-		"real class of ours":       {class(Values{"realStorageClass": "liqo"}), "is a class of this driver itself"},
-		"expansion by nobody":      {withoutResizer(class(Values{"allowVolumeExpansion": true})), "controller.resizer.enabled"},
-		"values of an older chart": {Values{"prometheusRule": nil}, "--reset-then-reuse-values"},
-		"two of one name":          {Values{"storageClasses": []Values{{"name": "a"}, {"name": "a"}}}, "twice"},
-		"pods beside the twins":    {Values{"storageNamespace": Namespace}, "namespace without pods"},
-		"kubelet root with slash":  {Values{"kubeletRoot": "/var/lib/kubelet/"}, "kubeletRoot"},
+		"unknown value":               {Values{"storageClass": "liqo"}, "storageClass"},
+		"wrong type":                  {Values{"controller": Values{"replicas": "two"}}, "replicas"},
+		"unknown fsGroupPolicy":       {Values{"csiDriver": Values{"fsGroupPolicy": "Always"}}, "fsGroupPolicy"},
+		"default of itself":           {class(Values{"default": true}), "would be its own real class"},
+		"real class of this driver":   {class(Values{"realStorageClass": "liqo"}), "is a class of this driver itself"},
+		"expansion without a resizer": {withoutResizer(class(Values{"allowVolumeExpansion": true})), "controller.resizer.enabled"},
+		"values of an older chart":    {Values{"prometheusRule": nil}, "--reset-then-reuse-values"},
+		"two of one name":             {Values{"storageClasses": []Values{{"name": "a"}, {"name": "a"}}}, "twice"},
+		"pods beside the twins":       {Values{"storageNamespace": Namespace}, "namespace without pods"},
+		"kubelet root with slash":     {Values{"kubeletRoot": "/var/lib/kubelet/"}, "kubeletRoot"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := helm(t).Render(t.Context(), Release, Namespace, refused.values)
 			if err == nil || !strings.Contains(err.Error(), refused.says) {
-				t.Errorf("want an error that says %q, got %v", refused.says, err)
+				t.Errorf("want an error that contains %q, got %v", refused.says, err)
 			}
 		})
 	}
 }
 
 // Each rule has a comment with its purpose.
-func TestEveryRuleOfRBACIsExplained(t *testing.T) {
+func TestEveryRuleOfRBACHasAComment(t *testing.T) {
 	for _, file := range []string{"rbac-controller.yaml", "rbac-node.yaml", "remote-access.yaml", "user-roles.yaml", "tests/installation.yaml"} {
 		text, err := os.ReadFile(filepath.Join(helm(t).chart, "templates", file))
 		if err != nil {
@@ -317,7 +317,7 @@ func TestEveryRuleOfRBACIsExplained(t *testing.T) {
 				explained = true
 			case strings.HasPrefix(line, "- apiGroups:"):
 				if !explained {
-					t.Errorf("%s:%d: nothing says why", file, number+1)
+					t.Errorf("%s:%d: this rule has no comment", file, number+1)
 				}
 				explained = false
 			case line == "rules:":

@@ -118,11 +118,11 @@ func TestLabelsAreAddedToObjectsAndPods(t *testing.T) {
 		}
 	}
 	if _, err := helm(t).Render(t.Context(), Release, Namespace, Values{"commonLabels": Values{"app.kubernetes.io/name": "mine"}}); err == nil {
-		t.Error("labels of the chart's own can be taken away")
+		t.Error("the chart's own labels can be removed")
 	}
 }
 
-func TestPodsAreSpreadAsTheValuesSay(t *testing.T) {
+func TestPodSpreadIsConfigurable(t *testing.T) {
 	term := Values{"topologyKey": "topology.kubernetes.io/zone", "labelSelector": Values{"matchLabels": Values{"a": "b"}}}
 	settings := func() Values {
 		return Values{
@@ -142,19 +142,19 @@ func TestPodsAreSpreadAsTheValuesSay(t *testing.T) {
 			t.Errorf("the affinity of %s is %+v", component, apart)
 		}
 		if len(of.pod.Spec.TopologySpreadConstraints) != 1 {
-			t.Errorf("%s is not spread", component)
+			t.Errorf("%s has no topologySpreadConstraints", component)
 		}
 	}
 	for component, of := range workloads(t, with(Values{})) {
 		if component != "node" && len(of.pod.Spec.Affinity.PodAntiAffinity.PreferredDuringSchedulingIgnoredDuringExecution) != 1 {
-			t.Errorf("two pods of %s may well be on one node", component)
+			t.Errorf("pods of %s do not prefer different nodes", component)
 		}
 	}
 }
 
 // Users who may edit a namespace may not stop its pods by a move, unless an administrator allows
 // it.
-func TestUsersMayReadAndNoMore(t *testing.T) {
+func TestUsersMayOnlyRead(t *testing.T) {
 	in := func(values Values, role string) string {
 		var in []string
 		for label := range named[*rbacv1.ClusterRole](t, render(t, values), role).Labels {
@@ -177,7 +177,7 @@ func TestUsersMayReadAndNoMore(t *testing.T) {
 		{asked, "liqo-csi-offload", ""},
 	} {
 		if got := in(one.values, one.role); got != one.want {
-			t.Errorf("%s is in %q, want %q", one.role, got, one.want)
+			t.Errorf("%s is aggregated to %q, want %q", one.role, got, one.want)
 		}
 	}
 	for _, rule := range named[*rbacv1.ClusterRole](t, render(t, nil), "liqo-csi-view").Rules {

@@ -59,7 +59,7 @@ func TestFabricRunsUnprivilegedUnderItsOwnAccount(t *testing.T) {
 }
 
 // A drain leaves one of its replicas, and is not blocked by pods that are never ready.
-func TestFabricIsNotDrainedAsAWhole(t *testing.T) {
+func TestDrainLeavesOneReplicaOfTheFabric(t *testing.T) {
 	var found bool
 	for _, object := range render(t, Values{"fabric": Values{"enabled": true}}) {
 		budget, is := object.(*policyv1.PodDisruptionBudget)
@@ -81,7 +81,7 @@ func TestFabricIsNotDrainedAsAWhole(t *testing.T) {
 
 // The right to approve covers the serving certificates of all kubelets. The fabric, which parses
 // responses of remote clusters, never has it.
-func TestControllerApprovesCertificatesOnlyIfToldTo(t *testing.T) {
+func TestControllerApprovesCertificatesOnlyIfEnabled(t *testing.T) {
 	for _, one := range []struct{ fabric, approves, may bool }{{true, false, false}, {true, true, true}, {false, true, false}} {
 		values := Values{"enabled": one.fabric, "streams": Values{"approveCertificates": one.approves}}
 		var may, told bool
@@ -110,7 +110,7 @@ func TestControllerApprovesCertificatesOnlyIfToldTo(t *testing.T) {
 
 // RBAC grants rights on all namespaces, pods and bindings: policies restrict the identity to its
 // own.
-func TestRemoteFabricIsHeldToItsNamespaces(t *testing.T) {
+func TestRemoteFabricIsLimitedToItsNamespaces(t *testing.T) {
 	const role = "liqo-csi-remote.liqo-csi"
 	values := remote("fabric")
 	values["remoteAccess"].(Values)["subjects"] = []Values{
@@ -126,7 +126,7 @@ func TestRemoteFabricIsHeldToItsNamespaces(t *testing.T) {
 			name + `"milan"`, name + `"system:serviceaccount:elsewhere:other"`,
 		} {
 			if !slices.Contains(strings.Split(who, " || "), subject) {
-				t.Errorf("%s: %s is not held: %s", policy, subject, who)
+				t.Errorf("%s: %s is not restricted: %s", policy, subject, who)
 			}
 		}
 		isBound(t, objects, policy)
@@ -144,18 +144,18 @@ func TestRemoteFabricIsHeldToItsNamespaces(t *testing.T) {
 	accounts := named[*admissionv1.ValidatingAdmissionPolicy](t, objects, role+"-accounts")
 	isBound(t, objects, role+"-accounts")
 	if !reflect.DeepEqual(accounts.Spec.Validations, pods.Spec.Validations[1:]) || !reflect.DeepEqual(accounts.Spec.Variables, pods.Spec.Variables) {
-		t.Errorf("accounts are held to %v", accounts.Spec.Validations)
+		t.Errorf("the policy for service accounts matches %v", accounts.Spec.Validations)
 	}
 	// All resources by which it can change a pod have the same policy.
-	judged := named[*admissionv1.ValidatingAdmissionPolicy](t, objects, role+"-pods").Spec.MatchConstraints.ResourceRules[0]
-	if !slices.Contains(judged.Operations, admissionv1.Update) {
-		t.Errorf("only %v of pods is fenced", judged.Operations)
+	validated := named[*admissionv1.ValidatingAdmissionPolicy](t, objects, role+"-pods").Spec.MatchConstraints.ResourceRules[0]
+	if !slices.Contains(validated.Operations, admissionv1.Update) {
+		t.Errorf("the policy for pods matches only %v", validated.Operations)
 	}
 	for _, rule := range named[*rbacv1.ClusterRole](t, objects, role+"-workloads").Rules {
 		isWritten := slices.Contains(rule.Verbs, "patch") && slices.Contains(rule.APIGroups, "")
 		for _, resource := range rule.Resources {
-			if isWritten && strings.HasPrefix(resource, "pods") && !slices.Contains(judged.Resources, resource) {
-				t.Errorf("%s may be changed, and are not fenced", resource)
+			if isWritten && strings.HasPrefix(resource, "pods") && !slices.Contains(validated.Resources, resource) {
+				t.Errorf("%s may be changed, and no policy restricts that", resource)
 			}
 		}
 	}
@@ -179,7 +179,7 @@ func TestRemoteFabricIsHeldToItsNamespaces(t *testing.T) {
 
 // Two home clusters that share a remote cluster are distinguished by the id in the values of the
 // remote chart.
-func TestRemoteFabricIsHeldToItsHomeCluster(t *testing.T) {
+func TestRemoteFabricIsLimitedToItsHomeCluster(t *testing.T) {
 	const role = "liqo-csi-remote.liqo-csi"
 	values := remote("fabric")
 	values["remoteAccess"].(Values)["homeClusterID"] = "milan-1"
@@ -191,7 +191,7 @@ func TestRemoteFabricIsHeldToItsHomeCluster(t *testing.T) {
 		}
 		first := named[*admissionv1.ValidatingAdmissionPolicy](t, objects, role+policy).Spec.Validations[0].Expression
 		if !strings.HasPrefix(first, of+".metadata.?labels.orValue({})[?'fabric.storage.liqo.io/home'].orValue('') == 'milan-1'") {
-			t.Errorf("%s%s asks for %s", role, policy, first)
+			t.Errorf("%s%s requires %s", role, policy, first)
 		}
 	}
 	for wrong, words := range map[string]string{"' || true || '": "pattern", "": "kubectl get namespace kube-system"} {
@@ -217,14 +217,14 @@ func TestRemoteClusterSuggestsLabels(t *testing.T) {
 	account.check(t, false, "list configmaps -n liqo-csi", "get configmaps/other -n liqo-csi", "patch configmaps/liqo-csi-labels -n liqo-csi")
 	for _, object := range render(t, remote("fabric")) {
 		if object, is := object.(*corev1.ConfigMap); is {
-			t.Errorf("nothing is suggested, and there is %s", object.Name)
+			t.Errorf("without suggested labels %s is rendered", object.Name)
 		}
 	}
 }
 
 // An identity that writes EndpointSlices can lead the users of a Service to any address, unless a
 // value limits the addresses.
-func TestRemoteFabricWritesNoAddressesButThoseItIsAllowed(t *testing.T) {
+func TestRemoteFabricWritesOnlyAllowedAddresses(t *testing.T) {
 	const policy = "liqo-csi-remote.liqo-csi-endpointslices"
 	mentions := func(values Values, text string) bool {
 		found := named[*admissionv1.ValidatingAdmissionPolicy](t, render(t, values), policy)
@@ -244,7 +244,7 @@ func TestRemoteFabricWritesNoAddressesButThoseItIsAllowed(t *testing.T) {
 		values := remote("fabric")
 		values["remoteAccess"].(Values)["endpointCIDRs"] = []string{wrong}
 		if _, err := helm(t).Render(t.Context(), Release, Namespace, values); err == nil {
-			t.Errorf("%q is taken for a CIDR", wrong)
+			t.Errorf("%q is accepted as a CIDR", wrong)
 		}
 	}
 	bound := &rbacv1.RoleBinding{
@@ -270,13 +270,13 @@ func TestExternalNamesCanBeRefused(t *testing.T) {
 			return strings.Contains(one.Expression, "ExternalName")
 		})
 		if refused == allowed {
-			t.Errorf("allowed is %t, and that they are refused is %t", allowed, refused)
+			t.Errorf("allowed is %t, refused is %t", allowed, refused)
 		}
 	}
 }
 
 // An identity that lists all pods can read the specs of all of them.
-func TestAllPodsAreListedOnlyIfThatIsAskedFor(t *testing.T) {
+func TestAllPodsAreListedOnlyIfEnabled(t *testing.T) {
 	for _, asked := range []bool{true, false} {
 		values := remote("fabric")
 		values["remoteAccess"].(Values)["freeCapacity"] = asked
@@ -325,7 +325,7 @@ func named[T interface {
 }
 
 // Secrets of users are read only where a namespace is offloaded: the fabric creates a binding of
-// one role to itself there.
+// one role to itself in that namespace.
 func TestFabricReadsSecretsOnlyWhereItBindsItsRole(t *testing.T) {
 	objects := render(t, Values{"fabric": Values{"enabled": true}})
 	account := rights{"liqo-csi-fabric", objects}
@@ -357,7 +357,7 @@ func TestFabricReadsSecretsOnlyWhereItBindsItsRole(t *testing.T) {
 
 // If its parameter is missing, a policy refuses all requests that it matches, so it only matches
 // those of the fabric for bindings.
-func TestPolicyWithAParameterIsAboutTheFabricAlone(t *testing.T) {
+func TestPolicyWithAParameterMatchesOnlyTheFabric(t *testing.T) {
 	var found bool
 	for _, object := range render(t, Values{"fabric": Values{"enabled": true}}) {
 		policy, is := object.(*admissionv1.ValidatingAdmissionPolicy)
@@ -367,11 +367,11 @@ func TestPolicyWithAParameterIsAboutTheFabricAlone(t *testing.T) {
 		found = true
 		for _, rule := range policy.Spec.MatchConstraints.ResourceRules {
 			if !slices.Equal(rule.ResourceNames, []string{"liqo-csi-fabric-reflected"}) {
-				t.Errorf("%s is about %v of %v", policy.Name, rule.Resources, rule.ResourceNames)
+				t.Errorf("%s matches %v of %v", policy.Name, rule.Resources, rule.ResourceNames)
 			}
 		}
 	}
 	if !found {
-		t.Error("nothing holds the fabric to namespaces that are offloaded")
+		t.Error("no policy limits the fabric to offloaded namespaces")
 	}
 }

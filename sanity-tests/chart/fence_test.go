@@ -15,7 +15,7 @@ import (
 
 // Policies enforce what RBAC cannot express: the owner of a node, and which fields of a pod may be
 // written.
-func TestFabricIsHeldToItsNodesAndTheirPods(t *testing.T) {
+func TestFabricIsLimitedToItsNodesAndTheirPods(t *testing.T) {
 	objects := render(t, Values{"fabric": Values{"enabled": true}})
 	for name, resources := range map[string][]string{
 		"fabric-pods":      {"pods", "pods/status", "pods/ephemeralcontainers", "pods/resize"},
@@ -27,15 +27,15 @@ func TestFabricIsHeldToItsNodesAndTheirPods(t *testing.T) {
 		name += ".storage.liqo.io"
 		isBound(t, objects, name)
 		spec := named[*admissionv1.ValidatingAdmissionPolicy](t, objects, name).Spec
-		var judged []string
+		var validated []string
 		for _, rule := range spec.MatchConstraints.ResourceRules {
-			judged = append(judged, rule.Resources...)
+			validated = append(validated, rule.Resources...)
 		}
-		if !slices.Equal(judged, resources) {
-			t.Errorf("%s is about %v", name, judged)
+		if !slices.Equal(validated, resources) {
+			t.Errorf("%s matches %v", name, validated)
 		}
 		if by := spec.MatchConditions; len(by) != 1 || !strings.HasSuffix(by[0].Expression, `== "system:serviceaccount:liqo-csi:liqo-csi-fabric"`) {
-			t.Errorf("%s is about %v", name, by)
+			t.Errorf("%s matches %v", name, by)
 		}
 	}
 	// Only the controller has the role that names the nodes.
@@ -67,8 +67,8 @@ func TestSomeNamespacesAreNeverOffloaded(t *testing.T) {
 }
 
 // An identity that may patch PersistentVolumes could bind a volume to a claim of another namespace.
-func TestVolumesOfARemoteClusterStayWithTheirNamespaces(t *testing.T) {
-	for level, fenced := range map[string]bool{"minimal": false, "namespaced": true, "full": true, "fabric": true} {
+func TestRemoteVolumesStayInTheirNamespaces(t *testing.T) {
+	for level, restricted := range map[string]bool{"minimal": false, "namespaced": true, "full": true, "fabric": true} {
 		values := Values{"only": true, "level": level, "namespaces": []string{"shop"}, "homeClusterID": homeID}
 		if level == "full" || level == "fabric" {
 			delete(values, "namespaces")
@@ -79,10 +79,10 @@ func TestVolumesOfARemoteClusterStayWithTheirNamespaces(t *testing.T) {
 			policy, is := object.(*admissionv1.ValidatingAdmissionPolicy)
 			return is && policy.Name == name
 		})
-		if may := (rights{"liqo-csi-remote", objects}).may("patch", "persistentvolumes", "", ""); may != fenced || is != fenced {
-			t.Errorf("level %s: it may patch PersistentVolumes: %v, a policy is there: %v", level, may, is)
+		if may := (rights{"liqo-csi-remote", objects}).may("patch", "persistentvolumes", "", ""); may != restricted || is != restricted {
+			t.Errorf("level %s: it may patch PersistentVolumes: %v, a policy is rendered: %v", level, may, is)
 		}
-		if fenced {
+		if restricted {
 			isBound(t, objects, name)
 		}
 	}
@@ -113,7 +113,7 @@ func remoteFabric(changes Values) Values {
 
 // All fields of the baseline of the Pod Security Standards are limited, as of Kubernetes 1.36,
 // unless the cluster allows more.
-func TestPodsThereAreHeldToTheBaseline(t *testing.T) {
+func TestRemotePodsMustMeetTheBaseline(t *testing.T) {
 	// Fields that the fabric never sets are always refused.
 	always := []string{"hostNetwork", "hostPID", "hostIPC", "hostPath", "flexVolume", "gitRepo", "automountServiceAccountToken", "nodeName", "'system-'"}
 	baseline := []string{
@@ -124,12 +124,12 @@ func TestPodsThereAreHeldToTheBaseline(t *testing.T) {
 		text := validations(t, remoteFabric(Values{"podSecurity": level}), podsPolicy)
 		for _, field := range always {
 			if !strings.Contains(text, field) {
-				t.Errorf("with %s, %s is not judged", level, field)
+				t.Errorf("with %s, %s is not validated", level, field)
 			}
 		}
 		for _, field := range baseline {
 			if strings.Contains(text, field) != has {
-				t.Errorf("with %s, that %s is judged is %v", level, field, !has)
+				t.Errorf("with %s, %s is validated: %v", level, field, !has)
 			}
 		}
 	}
@@ -140,14 +140,14 @@ func TestPodsThereAreHeldToTheBaseline(t *testing.T) {
 	}
 	for _, field := range []string{"initContainers", "ephemeralContainers", "seccompProfile", "appArmorProfile"} {
 		if !strings.Contains(text, field) {
-			t.Errorf("%s is not judged", field)
+			t.Errorf("%s is not validated", field)
 		}
 	}
 }
 
 // The Pod Security label enforces the standard a second time, also for others with rights in the
 // namespace.
-func TestNamespacesThereHaveAPodSecurityLabel(t *testing.T) {
+func TestRemoteNamespacesHaveAPodSecurityLabel(t *testing.T) {
 	for level, text := range map[string]string{
 		"":           validations(t, remoteFabric(nil), "liqo-csi-remote.liqo-csi"),
 		"privileged": validations(t, remoteFabric(Values{"podSecurity": "privileged"}), "liqo-csi-remote.liqo-csi"),
@@ -161,29 +161,29 @@ func TestNamespacesThereHaveAPodSecurityLabel(t *testing.T) {
 		}
 	}
 	if _, err := helm(t).Render(t.Context(), Release, Namespace, remoteFabric(Values{"podSecurity": "none"})); err == nil {
-		t.Error("any level is taken")
+		t.Error("an invalid level is accepted")
 	}
 }
 
 // The home cluster chooses the cluster-scoped objects that its pods refer to, except priority
 // classes, unless values limit them.
-func TestWhatPodsThereNameCanBeLimited(t *testing.T) {
-	for value, judged := range map[string]string{
+func TestReferencesOfRemotePodsCanBeLimited(t *testing.T) {
+	for value, expression := range map[string]string{
 		"priorityClasses": "priorityClassName.orValue('') in ['a']", "runtimeClasses": "runtimeClassName.orValue('') in ['a']",
 		"inlineDrivers": "v.csi.driver in ['a']", "taints": "t.?key.orValue('') in ['a']",
 	} {
 		if is := strings.Contains(validations(t, remoteFabric(nil), podsPolicy), "remoteAccess.pods."+value); is != (value == "priorityClasses") {
-			t.Errorf("that %s are limited by default is %v", value, is)
+			t.Errorf("%s are limited by default: %v", value, is)
 		}
-		if text := validations(t, remoteFabric(Values{"pods": Values{value: []string{"a"}}}), podsPolicy); !strings.Contains(text, judged) {
+		if text := validations(t, remoteFabric(Values{"pods": Values{value: []string{"a"}}}), podsPolicy); !strings.Contains(text, expression) {
 			t.Errorf("%s are not limited: %s", value, text)
 		}
-		if text := validations(t, remoteFabric(Values{"pods": Values{value: []string{}}}), podsPolicy); !strings.Contains(text, strings.Replace(judged, "'a'", "", 1)) {
+		if text := validations(t, remoteFabric(Values{"pods": Values{value: []string{}}}), podsPolicy); !strings.Contains(text, strings.Replace(expression, "'a'", "", 1)) {
 			t.Errorf("%s: an empty list allows any", value)
 		}
 		for _, wrong := range []any{"all", []string{"' || true || '"}} {
 			if _, err := helm(t).Render(t.Context(), Release, Namespace, remoteFabric(Values{"pods": Values{value: wrong}})); err == nil {
-				t.Errorf("%s: %v is taken", value, wrong)
+				t.Errorf("%s: %v is accepted", value, wrong)
 			}
 		}
 	}
@@ -191,13 +191,13 @@ func TestWhatPodsThereNameCanBeLimited(t *testing.T) {
 
 // An identity that may create pods in a namespace can use everything in it, so the fields of movers
 // are limited.
-func TestMoversThereAreFenced(t *testing.T) {
+func TestRemoteMoversAreRestricted(t *testing.T) {
 	const movers = "liqo-csi-remote.liqo-csi-movers"
 	for _, level := range []string{"namespaced", "minimal"} {
 		access := Values{"only": true, "level": level, "namespaces": []string{"shop"}, "subjects": []Values{{"kind": "Group", "name": "home"}}}
 		for _, object := range render(t, Values{"remoteAccess": access}) {
 			if policy, is := object.(*admissionv1.ValidatingAdmissionPolicy); is && strings.Contains(policy.Name, "mover") {
-				t.Errorf("level %s: there is %s without moves", level, policy.Name)
+				t.Errorf("level %s: %s is rendered without moves", level, policy.Name)
 			}
 		}
 		access["move"] = true
@@ -219,15 +219,15 @@ func TestMoversThereAreFenced(t *testing.T) {
 				"m.mountPath in ['/data',", "one claim", "no token of it", "privileged", "nodeName",
 			} {
 				if !strings.Contains(text, part) {
-					t.Errorf("level %s, %s: %s is not judged", level, name, part)
+					t.Errorf("level %s, %s: %s is not validated", level, name, part)
 				}
 			}
 			objects := render(t, values)
 			isBound(t, objects, "liqo-csi-remote.liqo-csi-mover-secrets")
-			// Other subjects, such as another tool's, may have pods there with rights that this
-			// chart does not grant.
+			// Other subjects, such as another tool's, may have pods in that namespace with rights
+			// that this chart does not grant.
 			if to := named[*rbacv1.RoleBinding](t, objects, "liqo-csi-remote.liqo-csi-movers").Subjects; len(to) != 1 || to[0].Name != "liqo-csi-remote" {
-				t.Errorf("pods may be made by %v", to)
+				t.Errorf("pods may be created by %v", to)
 			}
 			if role := named[*rbacv1.Role](t, objects, "liqo-csi-remote.liqo-csi"); slices.ContainsFunc(role.Rules, func(rule rbacv1.PolicyRule) bool {
 				return slices.Contains(rule.Resources, "pods") || slices.Contains(rule.Resources, "secrets")
@@ -236,7 +236,7 @@ func TestMoversThereAreFenced(t *testing.T) {
 			}
 			who := named[*admissionv1.ValidatingAdmissionPolicy](t, objects, movers).Spec.MatchConditions
 			if len(who) != 1 || who[0].Expression != `request.userInfo.username == "system:serviceaccount:liqo-csi:liqo-csi-remote"` {
-				t.Errorf("it is about %v", who)
+				t.Errorf("it matches %v", who)
 			}
 		}
 	}
@@ -244,7 +244,7 @@ func TestMoversThereAreFenced(t *testing.T) {
 
 // The ports of the fabric for metrics and for streams are reachable only from where their values
 // say.
-func TestPortsOfTheFabricAreLimited(t *testing.T) {
+func TestAccessToPortsOfTheFabricIsLimited(t *testing.T) {
 	from := []Values{{"ipBlock": Values{"cidr": "10.0.0.0/24"}}}
 	values := Values{"fabric": Values{"enabled": true, "streams": Values{"port": 9000, "ports": 3, "from": from}}}
 	for _, limited := range []bool{true, false} {
@@ -265,7 +265,7 @@ func TestPortsOfTheFabricAreLimited(t *testing.T) {
 	}
 	for _, name := range names(t, Values{"networkPolicy": Values{"enabled": false}, "fabric": Values{"enabled": true}}) {
 		if strings.HasPrefix(name, "NetworkPolicy") {
-			t.Errorf("there is %s", name)
+			t.Errorf("%s is rendered", name)
 		}
 	}
 }

@@ -57,7 +57,7 @@ var firings = []firing{
 		"3 volumes of class liqo in cluster milan are TwinReturning"},
 	{"unreachable, for a short time", "LiqoCsiVolumesUnavailable", map[string]string{of("ClusterUnreachable"): "3x20"}, false, "14m", ""},
 	{"unreachable, with a pause", "LiqoCsiVolumesUnavailable", map[string]string{of("ClusterUnreachable"): "3x8 0 3x8"}, false, "16m", ""},
-	{"unreachable, and another replica leads now", "LiqoCsiVolumesUnavailable", map[string]string{
+	{"unreachable, with a new leader", "LiqoCsiVolumesUnavailable", map[string]string{
 		by("a", of("ClusterUnreachable")): "3x8 stale", by("b", of("ClusterUnreachable")): "_x9 3x10"}, false, "15m",
 		"3 volumes of class liqo in cluster milan are ClusterUnreachable"},
 	{"other states", "LiqoCsiVolumesUnavailable", map[string]string{of("TwinBound"): "2x20", of("TwinLost"): "2x20"}, false, "16m", ""},

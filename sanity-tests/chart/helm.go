@@ -107,8 +107,8 @@ func (h *Helm) Install(ctx context.Context, release, namespace string, values Va
 }
 
 // Uninstall is `helm uninstall`; it is no error if the release does not exist. It does not wait:
-// with --wait, Helm 4 takes an object that it has not observed yet for deleted, and fails when it
-// observes the object later.
+// with --wait, Helm 4 assumes that an object which it has not observed yet is deleted, and fails
+// when it observes the object later.
 func (h *Helm) Uninstall(ctx context.Context, release, namespace string, flags ...string) error {
 	_, err := h.run(ctx, nil, append([]string{"uninstall", release, "--namespace", namespace, "--ignore-not-found"}, flags...)...)
 	return err

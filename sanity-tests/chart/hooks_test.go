@@ -13,7 +13,7 @@ const testHook = "helm.sh/hook"
 
 // `helm test` runs the program in the driver's image, with an account that may read what the test
 // checks, and neither claims nor pods of users.
-func TestHelmTestExaminesTheInstallation(t *testing.T) {
+func TestHelmTestChecksTheInstallation(t *testing.T) {
 	objects := render(t, everything)
 	pod := named[*corev1.Pod](t, objects, "liqo-csi-test")
 	container := pod.Spec.Containers[0]
@@ -44,7 +44,7 @@ func TestHelmTestExaminesTheInstallation(t *testing.T) {
 }
 
 // All objects of the test are hooks, created before its pod: none exists outside of the test.
-func TestHooksOfHelmTestBelongToNothingElse(t *testing.T) {
+func TestAllObjectsOfHelmTestAreHooks(t *testing.T) {
 	found := 0
 	for _, object := range render(t, everything) {
 		of, err := meta.Accessor(object)

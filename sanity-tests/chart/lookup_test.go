@@ -107,14 +107,14 @@ func ofHelm(release string) map[string]string {
 }
 
 // If the definition of another tool were replaced, all objects would be changed or lost.
-func TestKindOfOffloadingIsDefinedUnlessSomebodyElseDefinesIt(t *testing.T) {
+func TestOffloadingCRDIsInstalledUnlessItExists(t *testing.T) {
 	for name, one := range map[string]struct {
 		there   any
 		values  Values
 		defined bool
 	}{
-		"it is not there":         {nil, Values{}, true},
-		"it is ours":              {definition(ofHelm(Release)), Values{}, true},
+		"it does not exist":       {nil, Values{}, true},
+		"it is this release's":    {definition(ofHelm(Release)), Values{}, true},
 		"it is Liqo's":            {definition(nil), Values{}, false},
 		"it is another release's": {definition(ofHelm("liqo")), Values{}, false},
 		"it is not wanted":        {nil, Values{"definition": false}, false},
@@ -129,18 +129,18 @@ func TestKindOfOffloadingIsDefinedUnlessSomebodyElseDefinesIt(t *testing.T) {
 				t.Fatal(err)
 			}
 			if defines(text) != one.defined {
-				t.Errorf("that it is defined is %t", defines(text))
+				t.Errorf("it is defined: %t", defines(text))
 			}
-			// The annotation for the next upgrade says the same.
+			// The annotation for the next upgrade has the same value.
 			if marked := strings.Contains(string(text), "storage.liqo.io/defines-offloading"); marked != one.defined {
-				t.Errorf("that the Deployment says so is %t", marked)
+				t.Errorf("the annotation for the next upgrade exists: %t", marked)
 			}
 		})
 	}
 }
 
 // Not even if a value requests it: Helm adopts no objects of others.
-func TestKindOfOffloadingThatIsLiqosIsNotOverwritten(t *testing.T) {
+func TestOffloadingCRDOfLiqoIsNotOverwritten(t *testing.T) {
 	of := cluster(t, map[string]any{definitionPath: definition(nil)})
 	_, err := of.RenderAt(t.Context(), Release, Namespace, offloading(Values{"definition": true}))
 	if err == nil || !strings.Contains(err.Error(), "cannot be imported into the current release") {
@@ -153,7 +153,7 @@ func defines(text []byte) bool {
 }
 
 // Tools that render without a cluster, such as Argo CD, need a value.
-func TestKindOfOffloadingIsDefinedWithoutAClusterToAsk(t *testing.T) {
+func TestOffloadingCRDIsRenderedWithoutACluster(t *testing.T) {
 	for name, one := range map[string]struct {
 		values  Values
 		defined bool
@@ -168,13 +168,13 @@ func TestKindOfOffloadingIsDefinedWithoutAClusterToAsk(t *testing.T) {
 			t.Fatal(err)
 		}
 		if defines(text) != one.defined {
-			t.Errorf("%s: that it is defined is %t", name, defines(text))
+			t.Errorf("%s: it is defined: %t", name, defines(text))
 		}
 	}
 }
 
 // Helm reads the existing object, and deletes it unless an annotation of that object prevents it.
-func TestDefinitionThatTookThePlaceOfOursIsNotTakenAway(t *testing.T) {
+func TestOffloadingCRDThatReplacedOursIsNotDeleted(t *testing.T) {
 	annotations := ofHelm(Release)
 	annotations["storage.liqo.io/defines-offloading"] = "true"
 	fabric := object("apps/v1", "Deployment", "liqo-csi-fabric", annotations)
@@ -202,7 +202,7 @@ func TestNamespaceOfTheTwinsIsCreatedAndKept(t *testing.T) {
 			t.Fatal(err)
 		}
 		if createsNamespace(text) == isThere {
-			t.Errorf("that it is created is %t where it exists is %t", !isThere, isThere)
+			t.Errorf("created: %t, existed before: %t", !isThere, isThere)
 		}
 	}
 	for side, values := range map[string]Values{"home": nil, "remote": remote("full")} {

@@ -9,18 +9,18 @@ import (
 )
 
 // Every write of a pod's metadata or status is validated, except for pods without the marks.
-func TestMarksOfPodsAreTheFabrics(t *testing.T) {
+func TestOnlyTheFabricWritesItsMarksOnPods(t *testing.T) {
 	const name = "fabric-marks-of-pods.storage.liqo.io"
 	objects := render(t, Values{"fabric": Values{"enabled": true}})
 	isBound(t, objects, name)
 	spec := named[*admissionv1.ValidatingAdmissionPolicy](t, objects, name).Spec
-	var judged []string
+	var validated []string
 	for _, rule := range spec.MatchConstraints.ResourceRules {
-		judged = append(judged, rule.Resources...)
+		validated = append(validated, rule.Resources...)
 	}
 	for _, resource := range []string{"pods", "pods/status", "pods/binding", "bindings"} {
-		if !slices.Contains(judged, resource) {
-			t.Errorf("%s may be written", resource)
+		if !slices.Contains(validated, resource) {
+			t.Errorf("%s may be written by others", resource)
 		}
 	}
 	conditions := spec.MatchConditions
@@ -28,6 +28,6 @@ func TestMarksOfPodsAreTheFabrics(t *testing.T) {
 		t.Errorf("it is not skipped for the fabric and for other pods: %v", conditions)
 	}
 	if !strings.Contains(spec.Validations[0].Expression, "resource('fabricmarks')") {
-		t.Error("administrators have no way out")
+		t.Error("administrators are not exempt")
 	}
 }

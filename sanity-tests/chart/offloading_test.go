@@ -22,7 +22,7 @@ func offloading(settings Values) Values {
 }
 
 // Where no policy can change pods, one that only validates them would refuse every pod.
-func TestPodsAreChangedWhereKubernetesCan(t *testing.T) {
+func TestPodsAreMutatedWhereKubernetesSupportsIt(t *testing.T) {
 	for name, one := range map[string]struct {
 		values      Values
 		apiVersions string
@@ -30,8 +30,8 @@ func TestPodsAreChangedWhereKubernetesCan(t *testing.T) {
 	}{
 		"by default":             {offloading(Values{}), mutating, true},
 		"not with Kubernetes 35": {offloading(Values{}), "admissionregistration.k8s.io/v1beta1/MutatingAdmissionPolicy", false},
-		"asked for":              {offloading(Values{"policies": true}), "v1", true},
-		"not asked for":          {offloading(Values{"policies": false}), mutating, false},
+		"enabled":                {offloading(Values{"policies": true}), "v1", true},
+		"disabled":               {offloading(Values{"policies": false}), mutating, false},
 		"without the fabric":     {nil, mutating, false},
 		"in a remote cluster":    {remote("fabric"), mutating, false},
 	} {
@@ -43,7 +43,7 @@ func TestPodsAreChangedWhereKubernetesCan(t *testing.T) {
 			for _, kind := range []string{"Mutating", "Validating"} {
 				rendered := bytes.Contains(text, []byte("kind: "+kind+"AdmissionPolicy\nmetadata:\n  name: offloaded-pods.storage.liqo.io"))
 				if rendered != one.changed {
-					t.Errorf("that there is a %sAdmissionPolicy is %t", kind, rendered)
+					t.Errorf("a %sAdmissionPolicy is rendered: %t", kind, rendered)
 				}
 			}
 		})
@@ -51,20 +51,20 @@ func TestPodsAreChangedWhereKubernetesCan(t *testing.T) {
 }
 
 // Kubernetes counts the nodes of a DaemonSet by its template.
-func TestDaemonSetsAreKeptOffVirtualNodesIfThatIsAskedFor(t *testing.T) {
+func TestDaemonSetsAreKeptOffVirtualNodesIfEnabled(t *testing.T) {
 	const name = "daemonsets.storage.liqo.io"
 	asked := offloading(Values{"policies": true, "keepDaemonSetsOff": true})
 	policy := named[*admissionv1.MutatingAdmissionPolicy](t, render(t, asked), name)
 	if *policy.Spec.FailurePolicy != admissionv1.Ignore {
-		t.Error("an error of it refuses DaemonSets")
+		t.Error("an error of the policy refuses DaemonSets")
 	}
 	expression := policy.Spec.Mutations[0].JSONPatch.Expression
 	if !strings.Contains(expression, "'/spec/template/spec/affinity'") || strings.Contains(expression, "'/spec/affinity") ||
 		strings.Contains(expression, "object.spec.affinity") {
-		t.Errorf("it is not the template that is changed: %s", expression)
+		t.Errorf("the policy does not change the pod template: %s", expression)
 	}
 	if binding := named[*admissionv1.MutatingAdmissionPolicyBinding](t, render(t, asked), name); binding.Spec.PolicyName != name {
-		t.Error("it is not bound")
+		t.Error("the policy has no binding")
 	}
 	for what, values := range map[string]Values{"by default": {"policies": true}, "impossible": {"policies": false, "keepDaemonSetsOff": true}} {
 		text, err := helm(t).RenderFor(t.Context(), Release, Namespace, "v1", offloading(values))
@@ -74,7 +74,7 @@ func TestDaemonSetsAreKeptOffVirtualNodesIfThatIsAskedFor(t *testing.T) {
 	}
 }
 
-func TestPoliciesOfPodsFailAsTheyShould(t *testing.T) {
+func TestFailurePolicyOfPodPolicies(t *testing.T) {
 	objects := render(t, offloading(Values{"policies": true}))
 	for _, name := range []string{"offloaded-pods.storage.liqo.io", "avoided-clusters.storage.liqo.io", "other-pods.storage.liqo.io", "copied-marks-of-pods.storage.liqo.io"} {
 		policy := named[*admissionv1.MutatingAdmissionPolicy](t, objects, name)
@@ -82,15 +82,16 @@ func TestPoliciesOfPodsFailAsTheyShould(t *testing.T) {
 			t.Errorf("%s: %s, %s", name, *policy.Spec.FailurePolicy, policy.Spec.ReinvocationPolicy)
 		}
 		if binding := named[*admissionv1.MutatingAdmissionPolicyBinding](t, objects, name); binding.Spec.PolicyName != name {
-			t.Errorf("%s is not bound", name)
+			t.Errorf("%s has no binding", name)
 		}
 	}
-	// Before the fabric gives up a pod, it checks that the next one avoids the cluster.
+	// Before the fabric deletes a pod that cannot run, it checks that the next one avoids the
+	// cluster.
 	rights{"liqo-csi-fabric", objects}.check(t, true, "get mutatingadmissionpolicybindings.admissionregistration.k8s.io/avoided-clusters.storage.liqo.io",
 		"patch namespaceoffloadings.offloading.liqo.io:status")
 	avoids := named[*admissionv1.MutatingAdmissionPolicyBinding](t, objects, "avoided-clusters.storage.liqo.io").Spec.ParamRef
 	if avoids.Name != "offloading" || *avoids.ParameterNotFoundAction != admissionv1.AllowAction {
-		t.Errorf("what clusters are avoided is read from %v", avoids)
+		t.Errorf("the avoided clusters are read from %v", avoids)
 	}
 	// The controller removes scheduling gates, and a policy restricts it to that.
 	for what, values := range map[string]Values{"with gates": offloading(Values{"policies": true}), "without": offloading(Values{"policies": false})} {
@@ -142,16 +143,16 @@ func TestPoliciesOfPodsFailAsTheyShould(t *testing.T) {
 }
 
 // Controllers ignore warnings, so the policy checks their templates and the pods that users create.
-func TestRequiredPodAffinityIsWarnedOf(t *testing.T) {
+func TestRequiredPodAffinityCausesAWarning(t *testing.T) {
 	const name = "pod-affinity.storage.liqo.io"
 	objects := render(t, offloading(Values{"policies": true}))
 	policy := named[*admissionv1.ValidatingAdmissionPolicy](t, objects, name).Spec
-	var judged []string
+	var validated []string
 	for _, rule := range policy.MatchConstraints.ResourceRules {
-		judged = append(judged, rule.Resources...)
+		validated = append(validated, rule.Resources...)
 	}
-	if !slices.Equal(judged, []string{"pods", "deployments", "replicasets", "statefulsets", "jobs", "cronjobs"}) {
-		t.Errorf("it is about %v", judged)
+	if !slices.Equal(validated, []string{"pods", "deployments", "replicasets", "statefulsets", "jobs", "cronjobs"}) {
+		t.Errorf("it matches %v", validated)
 	}
 	if *policy.FailurePolicy != admissionv1.Ignore || policy.MatchConstraints.NamespaceSelector.MatchLabels["liqo.io/scheduling-enabled"] != "true" {
 		t.Errorf("%s in %v", *policy.FailurePolicy, policy.MatchConstraints.NamespaceSelector)
@@ -163,9 +164,10 @@ func TestRequiredPodAffinityIsWarnedOf(t *testing.T) {
 	}
 }
 
-// A pod that every remote cluster refuses would wait there forever, and so would its volumes.
-func TestPodsThatRemoteClustersRefuseAreNotSent(t *testing.T) {
-	fence := named[*admissionv1.ValidatingAdmissionPolicy](t, render(t, remote("fabric")), "liqo-csi-remote.liqo-csi-pods")
+// A pod that every remote cluster refuses would be Pending forever, and its volumes would be in the
+// wrong cluster.
+func TestPodsThatRemoteClustersRefuseAreNotOffloaded(t *testing.T) {
+	remotePolicy := named[*admissionv1.ValidatingAdmissionPolicy](t, render(t, remote("fabric")), "liqo-csi-remote.liqo-csi-pods")
 	objects := render(t, offloading(Values{"policies": true}))
 	const name = "offloaded-pods.storage.liqo.io"
 	for kind, variables := range map[string][]admissionv1.Variable{
@@ -175,12 +177,12 @@ func TestPodsThatRemoteClustersRefuseAreNotSent(t *testing.T) {
 		expressions := map[string]string{}
 		for _, one := range variables {
 			if expressions[one.Name] != "" {
-				t.Errorf("%s: there are two variables %s", kind, one.Name)
+				t.Errorf("%s: two variables are named %s", kind, one.Name)
 			}
 			expressions[one.Name] = one.Expression
 		}
 		var others []string
-		for _, one := range fence.Spec.Validations {
+		for _, one := range remotePolicy.Spec.Validations {
 			if !strings.Contains(expressions["whyRefused"], "!("+one.Expression+") ?") {
 				others = append(others, one.Message)
 			}
@@ -191,7 +193,7 @@ func TestPodsThatRemoteClustersRefuseAreNotSent(t *testing.T) {
 		// Remote pods have another service account, no node and another priority. Pods that use
 		// namespaces of their node stay at home anyway.
 		if len(others) > 0 || !strings.Contains(expressions["sent"], "variables.whyRefused == ''") {
-			t.Errorf("%s: pods are sent that are refused there: %s", kind, others)
+			t.Errorf("%s: pods are offloaded that remote clusters refuse: %s", kind, others)
 		}
 	}
 }
@@ -202,10 +204,10 @@ func TestRuntimeClassOfLiqo(t *testing.T) {
 		class.Scheduling.Tolerations[0].Key != "virtual-node.liqo.io/not-allowed" {
 		t.Errorf("%s %v", class.Handler, class.Scheduling)
 	}
-	for name, values := range map[string]Values{"not asked for": offloading(Values{"runtimeClass": false}), "without the fabric": nil} {
+	for name, values := range map[string]Values{"disabled": offloading(Values{"runtimeClass": false}), "without the fabric": nil} {
 		for _, object := range render(t, values) {
 			if _, is := object.(*nodev1.RuntimeClass); is {
-				t.Errorf("%s: it is made", name)
+				t.Errorf("%s: it is rendered", name)
 			}
 		}
 	}
@@ -221,7 +223,7 @@ func TestFabricMayOnlyLabelNamespaces(t *testing.T) {
 }
 
 // The peer of a mover may be in another cluster.
-func TestMoversMayBeDialledFromOutside(t *testing.T) {
+func TestMoversAcceptConnectionsFromOtherClusters(t *testing.T) {
 	rule := named[*networkingv1.NetworkPolicy](t, render(t, nil), "liqo-csi-movers").Spec.Ingress
 	if len(rule) != 1 || len(rule[0].From) != 0 || len(rule[0].Ports) != 1 || rule[0].Ports[0].Port.IntValue() != 7401 {
 		t.Errorf("%v", rule)
@@ -229,7 +231,7 @@ func TestMoversMayBeDialledFromOutside(t *testing.T) {
 }
 
 // Reserved words of CEL cannot be names of variables: the API server refuses the policy.
-func TestVariablesAreNoWordsOfCEL(t *testing.T) {
+func TestVariablesAreNoReservedWordsOfCEL(t *testing.T) {
 	reserved := strings.Fields("as break const continue else false for function if import in let loop namespace null package return true var void while")
 	for _, values := range []Values{offloading(Values{"policies": true}), remote("fabric")} {
 		for _, object := range render(t, values) {
@@ -246,7 +248,7 @@ func TestVariablesAreNoWordsOfCEL(t *testing.T) {
 			}
 			for _, name := range names {
 				if slices.Contains(reserved, name) {
-					t.Errorf("a variable is called %s", name)
+					t.Errorf("a variable is named %s", name)
 				}
 			}
 		}

@@ -59,7 +59,7 @@ func refusals(t *testing.T, values Values, requests []request) []string {
 	command.Stderr = &said
 	out, err := command.Output()
 	if err != nil {
-		t.Fatalf("judge by the policies: %v: %s", err, &said)
+		t.Fatalf("evaluate the policies: %v: %s", err, &said)
 	}
 	var answers []string
 	if err := json.Unmarshal(out, &answers); err != nil || len(answers) != len(requests) {
@@ -122,7 +122,7 @@ func volume(policy string) string {
 // The driver may write the volumes of its twins (crates/twin: reclaim, holder, delete;
 // crates/moves: gate; crates/controllers: recovery), and with the same rights no data of others is
 // deleted.
-func TestWritesOnVolumesThereAreThoseOfTheDriver(t *testing.T) {
+func TestRemoteVolumesAllowOnlyTheDriversWrites(t *testing.T) {
 	gate := func(gated string) string {
 		return `"storage.liqo.io/gate": "{\"version\":1,\"move\":\"m\",\"gate\":1` + gated + `}"`
 	}
@@ -154,7 +154,7 @@ func TestWritesOnVolumesThereAreThoseOfTheDriver(t *testing.T) {
 		"a move within a namespace": {"persistentvolumes", volume("Delete"), pods, []write{
 			{"close the gate", closed, ""},
 			{"retain the source", `{"metadata": {"annotations": {` + gate("") + `, "storage.liqo.io/reclaim-policy-before": "Delete", "storage.liqo.io/source-of-move": "s"}}}`, ""},
-			{"its twin is gone", released, others},
+			{"its twin is deleted", released, others},
 			{"release the source", back, ""},
 		}},
 		"the target of one": {"persistentvolumes", volume("Delete"), pods, []write{
@@ -167,23 +167,23 @@ func TestWritesOnVolumesThereAreThoseOfTheDriver(t *testing.T) {
 			{"close the gate", closed, noClaim}, {"it is closed", closed, others}, {"open it", opened, ""},
 		}},
 		"a recovery": {"persistentvolumes", volume("Delete"), nil, []write{
-			{"retain", retain, ""}, {"the twin is gone", released, others}, {"a twin again", again, ""},
+			{"retain", retain, ""}, {"the twin is deleted", released, others}, {"the twin is recreated", again, ""},
 			{"bound", `{"status": {"phase": "Bound"}}`, others}, {"the policy", back, ""},
 		}},
 		"a deletion of retained data": {"persistentvolumes", volume("Delete"), nil, []write{
-			{"retain", retain, ""}, {"the claim is made free", `{"spec": {"claimRef": {"uid": null}}, "status": {"phase": "Available"}}`, others},
+			{"retain", retain, ""}, {"the uid of the claimRef is removed", `{"spec": {"claimRef": {"uid": null}}, "status": {"phase": "Available"}}`, others},
 			{"delete", `{"metadata": {"annotations": {"storage.liqo.io/reclaim-policy-before": null}},
 				"spec": {"persistentVolumeReclaimPolicy": "Delete", "claimRef": {"uid": "pvc-1"}}}`, ""},
 		}},
 		"a deletion without a claim": {"persistentvolumes", volume("Delete"), nil, []write{
-			{"retain", retain, ""}, {"there is none", `{"spec": {"claimRef": null}, "status": {"phase": "Available"}}`, others},
+			{"retain", retain, ""}, {"the claimRef is removed", `{"spec": {"claimRef": null}, "status": {"phase": "Available"}}`, others},
 			{"delete", `{"spec": {"persistentVolumeReclaimPolicy": "Delete", "claimRef": {"uid": "pvc-1"}}}`, ""},
 		}},
 		"retained data of others": {"persistentvolumes", volume("Retain"), []string{"create pods mine"}, []write{
 			{"Delete", toDelete, noData}, {"Recycle", `{"spec": {"persistentVolumeReclaimPolicy": "Recycle"}}`, noData},
-			{"a policy before", retain, noData}, {"a gate", `{"metadata": {"annotations": {` + gated + `}}}`, noData},
-			{"our marks", `{"metadata": {"annotations": {"storage.liqo.io/data-of": "home/pvc-1"}, "finalizers": ["kubernetes.io/pv-protection", "storage.liqo.io/move"]}}`, ""},
-			{"Delete then", toDelete, noData},
+			{"the annotation with the previous policy", retain, noData}, {"a gate", `{"metadata": {"annotations": {` + gated + `}}}`, noData},
+			{"marks of the driver", `{"metadata": {"annotations": {"storage.liqo.io/data-of": "home/pvc-1"}, "finalizers": ["kubernetes.io/pv-protection", "storage.liqo.io/move"]}}`, ""},
+			{"Delete afterwards", toDelete, noData},
 			{"another claim", another, noClaim}, {"a claim of that name", again, noClaim},
 			{"a claim of another namespace", `{"spec": {"claimRef": {"namespace": "mine"}}}`, "of another namespace"},
 			{"no claim", `{"spec": {"claimRef": null}}`, "of another namespace"},
@@ -200,7 +200,7 @@ func TestWritesOnVolumesThereAreThoseOfTheDriver(t *testing.T) {
 }
 
 // The same for the data of snapshots.
-func TestWritesOnSnapshotContentsThereAreThoseOfTheDriver(t *testing.T) {
+func TestRemoteSnapshotContentsAllowOnlyTheDriversWrites(t *testing.T) {
 	content := func(policy, snapshot string) string {
 		return `{"metadata": {"name": "c"}, "spec": {"deletionPolicy": "` + policy + `", "driver": "d", "source": {"volumeHandle": "h"},
 			"volumeSnapshotRef": {"namespace": "shop", "name": "` + snapshot + `"}}}`
@@ -219,14 +219,14 @@ func TestWritesOnSnapshotContentsThereAreThoseOfTheDriver(t *testing.T) {
 			{"the source", `{"spec": {"source": {"volumeHandle": "other"}}}`, notOwn}, {"the class", `{"spec": {"volumeSnapshotClassName": "c"}}`, notOwn},
 		}},
 		"retained": {contents, content("Retain", "snapshot-1"), nil, []write{
-			{"Delete", toDelete, noData}, {"a policy before", retain, noData}, {"Delete then", toDelete, noData},
+			{"Delete", toDelete, noData}, {"the annotation with the previous policy", retain, noData}, {"Delete afterwards", toDelete, noData},
 		}},
 		"of others": {contents, content("Delete", "backup"), nil, []write{{"retain", retain, notOwn}, {"the mode", mode, notOwn}}},
 	})
 }
 
-// RBAC cannot tell a twin from a claim or snapshot of others.
-func TestClaimsThereOfOthersStay(t *testing.T) {
+// RBAC cannot distinguish a twin from a claim or snapshot of others.
+func TestRemoteClaimsOfOthersAreProtected(t *testing.T) {
 	labelled := func(labels ...string) json.RawMessage {
 		object := map[string]any{"metadata": map[string]any{"name": "data", "namespace": "shop", "labels": labelsOf(labels)}}
 		text, err := json.Marshal(object)
@@ -277,8 +277,8 @@ func labelsOf(pairs []string) map[string]string {
 	return labels
 }
 
-// namespaceThere returns a remote namespace as the fabric makes it.
-func namespaceThere(name string) *corev1.Namespace {
+// newRemoteNamespace returns a remote namespace as the fabric creates it.
+func newRemoteNamespace(name string) *corev1.Namespace {
 	return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
 		Name: name,
 		Labels: map[string]string{
@@ -291,9 +291,9 @@ func namespaceThere(name string) *corev1.Namespace {
 
 // Annotations of namespaces grant as much as labels: a project of Rancher, ids of users on
 // OpenShift.
-func TestNamespacesThereHaveNoOtherMarks(t *testing.T) {
+func TestRemoteNamespacesAllowNoOtherMetadata(t *testing.T) {
 	of := func(label, annotation string) request {
-		namespace := namespaceThere("shop-rome")
+		namespace := newRemoteNamespace("shop-rome")
 		if label != "" {
 			namespace.Labels[label] = "x"
 		}
@@ -321,7 +321,7 @@ func TestNamespacesThereHaveNoOtherMarks(t *testing.T) {
 }
 
 // A priority pre-empts pods of the cluster. Pods have none unless it is listed, also if it is the default.
-func TestPodsThereHaveNoPriorityUnlessItIsListed(t *testing.T) {
+func TestRemotePodsHaveOnlyListedPriorities(t *testing.T) {
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop-rome", Labels: map[string]string{"fabric.storage.liqo.io/home": homeID}}}
 	pod := func(class string, priority int) request {
 		text := fmt.Sprintf(`{"metadata": {"name": "p"}, "spec": {"containers": [{"name": "a", "image": "a"}], "automountServiceAccountToken": false,
@@ -341,7 +341,7 @@ func TestPodsThereHaveNoPriorityUnlessItIsListed(t *testing.T) {
 
 // What an attacker in the fabric's process may not write: other nodes, their pods, and what their own pods run. Policies
 // decide it, for the fabric's rights are on all nodes and pods.
-func TestRequestsOfTheFabricAreHeldToItsNodes(t *testing.T) {
+func TestRequestsOfTheFabricAreLimitedToItsNodes(t *testing.T) {
 	const fabricUser = "system:serviceaccount:liqo-csi:liqo-csi-fabric"
 	pod := func(node, image, phase, mark string) json.RawMessage {
 		return json.RawMessage(fmt.Sprintf(`{"metadata": {"name": "p", "namespace": "shop", "labels": {"app": "shop"}, "annotations": {%s}},
@@ -373,7 +373,7 @@ func TestRequestsOfTheFabricAreHeldToItsNodes(t *testing.T) {
 	byUser := func(r request) request { r.User = "user"; return r }
 	own, real := pod("rome", "a", "Pending", ""), pod("worker", "a", "Running", "")
 	const mark, usersMark = `"fabric.storage.liqo.io/remote": "r"`, `"app.example/owner": "me"`
-	checkRequests(t, Values{"fabric": Values{"enabled": true}}, []judged{
+	checkRequests(t, Values{"fabric": Values{"enabled": true}}, []checkedRequest{
 		{"the status of its own pod", write("pods/status", own, pod("rome", "a", "Running", "")), ""},
 		{"a mark of its own pod", write("pods", own, pod("rome", "a", "Pending", mark)), ""},
 		{"the end of its own pod", write("pods", own, nil), ""},
@@ -399,14 +399,14 @@ func TestRequestsOfTheFabricAreHeldToItsNodes(t *testing.T) {
 	})
 }
 
-// judged is a request, and the prefix of the name of the policy that refuses it, or "".
-type judged struct {
+// checkedRequest is a request, and the prefix of the name of the policy that refuses it, or "".
+type checkedRequest struct {
 	what      string
 	request   request
 	refusedBy string
 }
 
-func checkRequests(t *testing.T, values Values, all []judged) {
+func checkRequests(t *testing.T, values Values, all []checkedRequest) {
 	t.Helper()
 	var requests []request
 	for _, one := range all {
@@ -414,7 +414,7 @@ func checkRequests(t *testing.T, values Values, all []judged) {
 	}
 	for at, refusal := range refusals(t, values, requests) {
 		if want := all[at].refusedBy; (want == "") != (refusal == "") || !strings.HasPrefix(refusal, want) {
-			t.Errorf("%s: the refusal is %q, of %q is wanted", all[at].what, refusal, want)
+			t.Errorf("%s: the refusal is %q, want one of %q", all[at].what, refusal, want)
 		}
 	}
 }
@@ -428,7 +428,7 @@ func TestOffloadingOfSystemNamespacesIsRefused(t *testing.T) {
 		}
 	}
 	values := Values{"fabric": Values{"enabled": true}, "storageNamespace": "twins", "liqo": Values{"tenantNamespaces": []string{"tenant-a"}}}
-	checkRequests(t, values, []judged{
+	checkRequests(t, values, []checkedRequest{
 		{"a user's namespace", in("shop"), ""},
 		{"one of Kubernetes", in("kube-system"), "never-offloaded"},
 		{"that of the driver", in("liqo-csi"), "never-offloaded"},
@@ -438,17 +438,17 @@ func TestOffloadingOfSystemNamespacesIsRefused(t *testing.T) {
 }
 
 // The home cluster chooses the names of its remote namespaces, unless a value limits them.
-func TestNamesOfNamespacesThereAreThoseOfTheValue(t *testing.T) {
+func TestNamesOfRemoteNamespacesMatchTheValue(t *testing.T) {
 	named := func(name string) request {
-		namespace := namespaceThere(name)
+		namespace := newRemoteNamespace(name)
 		text, err := json.Marshal(namespace)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return request{User: remoteUser, Operation: "CREATE", Resource: "namespaces", Object: text, Namespace: namespace}
 	}
-	checkRequests(t, remoteFabric(nil), []judged{{"any name, by default", named("istio-system"), ""}})
-	checkRequests(t, remoteFabric(Values{"namespaceNames": `[a-z\d-]+-rome`}), []judged{
+	checkRequests(t, remoteFabric(nil), []checkedRequest{{"any name, by default", named("istio-system"), ""}})
+	checkRequests(t, remoteFabric(Values{"namespaceNames": `[a-z\d-]+-rome`}), []checkedRequest{
 		{"a name that matches", named("shop-rome"), ""},
 		{"another name", named("istio-system"), "liqo-csi-remote.liqo-csi"},
 		{"a name that only begins so", named("shop-rome-too"), "liqo-csi-remote.liqo-csi"},

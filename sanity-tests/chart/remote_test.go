@@ -36,7 +36,7 @@ func session(level string, namespaces ...string) Values {
 	return values
 }
 
-func TestRemoteSideIsAnIdentityAndNothingElse(t *testing.T) {
+func TestRemoteAccessRendersOnlyAnIdentity(t *testing.T) {
 	const account, token = "ServiceAccount liqo-csi/liqo-csi-remote", "Secret liqo-csi/liqo-csi-remote-token"
 	const role = "liqo-csi-remote.liqo-csi"
 	cluster := []string{
@@ -65,24 +65,24 @@ func TestRemoteSideIsAnIdentityAndNothingElse(t *testing.T) {
 	}
 }
 
-func TestHomeSideHasNothingOfTheRemoteOne(t *testing.T) {
+func TestHomeClusterHasNoObjectsOfRemoteAccess(t *testing.T) {
 	for _, name := range names(t, everything) {
 		// The chart creates that Secret empty; the controller writes it.
 		isSecret := strings.HasPrefix(name, "Secret ") && name != "Secret liqo-csi/liqo-csi-sessions"
 		if strings.Contains(name, "liqo-csi-remote") || isSecret {
-			t.Errorf("%s is of the remote side", name)
+			t.Errorf("%s belongs to the remote cluster", name)
 		}
 	}
 }
 
-func TestTokenIsOfTheRemoteAccount(t *testing.T) {
+func TestTokenIsForTheRemoteAccount(t *testing.T) {
 	token := only[*corev1.Secret](t, render(t, remote("full")))
 	if token.Type != corev1.SecretTypeServiceAccountToken || token.Annotations[corev1.ServiceAccountNameKey] != "liqo-csi-remote" {
 		t.Errorf("%s of %v", token.Type, token.Annotations)
 	}
 }
 
-func TestProxiesAreForbiddenUnlessAsked(t *testing.T) {
+func TestProxiesAreForbiddenByDefault(t *testing.T) {
 	for name, side := range map[string]struct {
 		values  Values
 		allowed bool
@@ -94,7 +94,7 @@ func TestProxiesAreForbiddenUnlessAsked(t *testing.T) {
 	}
 }
 
-func TestNotesAreThoseOfTheSide(t *testing.T) {
+func TestNotesOfHomeAndRemoteCluster(t *testing.T) {
 	const secret = "create secret generic NAME --from-file=kubeconfig=FILE"
 	for name, side := range map[string]struct {
 		values    Values
@@ -146,7 +146,7 @@ func names(t *testing.T, values Values) []string {
 
 // The chart and liqo-csi connect render the same: the program embeds the output of the chart, with
 // placeholders for values.
-func TestConnectMakesWhatTheChartRenders(t *testing.T) {
+func TestConnectCreatesWhatTheChartRenders(t *testing.T) {
 	h := helm(t)
 	for _, level := range Levels {
 		t.Run(level, func(t *testing.T) {
@@ -172,7 +172,7 @@ func TestConnectMakesWhatTheChartRenders(t *testing.T) {
 			put := strings.NewReplacer(RemoteNamespace, "access", HomeCluster, "rome.example_1", ListedNamespace, "apps")
 			_, body, _ := strings.Cut(string(kept), "---\n")
 			if want := string(AsConnectMakesIt(named)); put.Replace(body) != strings.TrimPrefix(want, "---\n") {
-				t.Errorf("with names in place of the placeholders it is not what the chart renders with these values")
+				t.Errorf("with the placeholders replaced it differs from what the chart renders with these values")
 			}
 		})
 	}
@@ -180,7 +180,7 @@ func TestConnectMakesWhatTheChartRenders(t *testing.T) {
 
 // The identity may renew its token only with a Secret whose deletion revokes it, and for no longer
 // than the policy allows.
-func TestSessionHasNoTokenThatLasts(t *testing.T) {
+func TestSessionHasNoPermanentToken(t *testing.T) {
 	for _, level := range Levels {
 		var listed []string
 		if level == "namespaced" || level == "minimal" {
@@ -195,7 +195,7 @@ func TestSessionHasNoTokenThatLasts(t *testing.T) {
 			}
 		}
 		if got := named[*corev1.ServiceAccount](t, objects, "liqo-csi-remote").Annotations["storage.liqo.io/token-seconds"]; got != "86400" {
-			t.Errorf("%s: the annotation that connect reads says %q", level, got)
+			t.Errorf("%s: the annotation that connect reads is %q", level, got)
 		}
 		account := rights{"liqo-csi-remote", objects}
 		account.check(t, true, "create serviceaccounts:token/liqo-csi-remote -n "+Namespace)
@@ -204,17 +204,17 @@ func TestSessionHasNoTokenThatLasts(t *testing.T) {
 		isBound(t, objects, policy)
 		found := named[*admissionv1.ValidatingAdmissionPolicy](t, objects, policy)
 		if got := found.Spec.Validations[1].Expression; !strings.HasSuffix(got, " <= 86400") {
-			t.Errorf("%s: how long tokens may be valid: %s", level, got)
+			t.Errorf("%s: the limit of the validity of tokens is %s", level, got)
 		}
 		for _, part := range []string{".?kind.orValue('') == 'Secret'", ".?name.orValue('') == 'liqo-csi-session'"} {
 			if got := found.Spec.Validations[0].Expression; !strings.Contains(got, part) {
-				t.Errorf("%s: what tokens are bound to: %s", level, got)
+				t.Errorf("%s: tokens are bound to %s", level, got)
 			}
 		}
 	}
 	for _, object := range render(t, remote("full")) {
 		if role, is := object.(*rbacv1.Role); is {
-			t.Errorf("with a permanent token there is the role %s", role.Name)
+			t.Errorf("with a permanent token the role %s is rendered", role.Name)
 		}
 	}
 }

@@ -155,7 +155,7 @@ func TestControllerMayServeRemoteClusters(t *testing.T) {
 }
 
 // An identity that may forward ports between the pods of a move has no other rights.
-func TestRelaysMayForwardPortsOnly(t *testing.T) {
+func TestRelaysMayOnlyForwardPorts(t *testing.T) {
 	relay := rights{"liqo-csi-relay", render(t, everything)}
 	relay.check(t, true, "get,create pods:portforward -n "+Namespace)
 	relay.check(t, false,
@@ -166,7 +166,7 @@ func TestRelaysMayForwardPortsOnly(t *testing.T) {
 	)
 }
 
-func TestWithoutMovesThereAreNoRightsForThem(t *testing.T) {
+func TestNoRightsForMovesWithoutMoves(t *testing.T) {
 	objects := render(t, Values{"mover": Values{"enabled": false}})
 	for _, account := range []string{"liqo-csi-controller", "liqo-csi-relay"} {
 		rights{account, objects}.check(t, false,
@@ -180,7 +180,7 @@ func TestWithoutMovesThereAreNoRightsForThem(t *testing.T) {
 	}
 }
 
-func TestMovesInRemoteClustersAreOfNamedNamespaces(t *testing.T) {
+func TestRemoteMovesAreLimitedToNamedNamespaces(t *testing.T) {
 	questions := func(namespace string) []string {
 		return []string{
 			"get,list,watch,create,delete pods -n " + namespace,
@@ -200,7 +200,7 @@ func TestMovesInRemoteClustersAreOfNamedNamespaces(t *testing.T) {
 	values := remote("full")
 	values["remoteAccess"].(Values)["move"] = true
 	if _, err := helm(t).Render(t.Context(), Release, Namespace, values); err == nil {
-		t.Error("pods may be made in every namespace")
+		t.Error("pods may be created in every namespace")
 	}
 }
 
@@ -224,11 +224,11 @@ func TestSidecarsMayReadAttributesClasses(t *testing.T) {
 	}
 }
 
-func TestLiqosTenantsAreReadOnlyWhereListed(t *testing.T) {
+func TestLiqosTenantNamespacesAreReadOnlyIfListed(t *testing.T) {
 	rights{"liqo-csi-controller", render(t, nil)}.check(t, false, "get,list,watch secrets -n liqo-tenant-rome")
 }
 
-func TestRemoteRightsAreThoseOfTheLevel(t *testing.T) {
+func TestRemoteRightsMatchTheLevel(t *testing.T) {
 	twins := []string{"get,list,watch,create,patch,delete persistentvolumeclaims -n apps", "list events -n apps"}
 	snapshots := []string{"get,list,watch,create,delete volumesnapshots.snapshot.storage.k8s.io -n apps"}
 	elsewhere := []string{"list,watch,create,delete persistentvolumeclaims -n other", "list events -n other"}
@@ -316,7 +316,7 @@ func roleRows(t *testing.T, values Values) map[string]bool {
 
 // The documentation has what each boolean value of remoteAccess adds to the roles, or removes; a
 // test of the program compares the table of the levels.
-func TestDocumentationHasTheRightsOfEachValue(t *testing.T) {
+func TestDocumentationListsTheRightsOfEachValue(t *testing.T) {
 	text, err := os.ReadFile("../../deploy/chart/liqo-csi/values.yaml")
 	if err != nil {
 		t.Fatal(err)
@@ -350,7 +350,7 @@ func TestDocumentationHasTheRightsOfEachValue(t *testing.T) {
 				}
 				for row := range before {
 					if !after[row] {
-						t.Errorf("level %s: %s takes away %s, and the table has no place for that", level, name, row)
+						t.Errorf("level %s: %s removes %s, which the table cannot express", level, name, row)
 					}
 				}
 			}

@@ -38,7 +38,7 @@ func byName(t *testing.T, text []byte) map[string]map[string]any {
 
 // helm template, as in docs/gitops.md, renders what helm install creates in a cluster with all API
 // versions.
-func TestTemplateIsAllThatHelmInstalls(t *testing.T) {
+func TestTemplateRendersAllThatHelmInstalls(t *testing.T) {
 	page, err := os.ReadFile("../../docs/gitops.md")
 	if err != nil {
 		t.Fatal(err)
@@ -90,7 +90,7 @@ func TestTemplateIsAllThatHelmInstalls(t *testing.T) {
 		there := slices.Contains([]string{"", "kube-system", "kube-node-lease"}, namespace) ||
 			strings.Contains(string(page), "kubectl create namespace "+namespace+"\n")
 		if !there {
-			t.Errorf("%s: nobody creates its namespace", name)
+			t.Errorf("%s: its namespace is not created", name)
 		}
 		// kubectl apply stores the whole object in an annotation.
 		if text, _ := yaml.Marshal(object); len(text) > 200_000 {

@@ -29,7 +29,7 @@ func paths(of map[string]any, above ...string) (all [][]string) {
 }
 
 // Helm removes a default whose value is null. No policy, port or flag may be missing without a word because of that.
-func TestNullIsRefusedInWordsOrIsTheDefault(t *testing.T) {
+func TestNullIsRefusedOrMeansTheDefault(t *testing.T) {
 	h := helm(t)
 	text, err := os.ReadFile(filepath.Join(h.chart, "values.yaml"))
 	if err != nil {
@@ -56,7 +56,7 @@ func TestNullIsRefusedInWordsOrIsTheDefault(t *testing.T) {
 			got, err := h.run(t.Context(), sides[side], "template", Release, h.chart, "--namespace", Namespace, "--set", name+"=null")
 			switch {
 			case err == nil && !bytes.Equal(got, want[side]) && !mayBeNull.MatchString(name):
-				t.Error("the chart renders something else than with the default, and does not say why")
+				t.Error("null is accepted, and renders something else than the default")
 			case err != nil && (!strings.Contains(err.Error(), path[len(path)-1]) || strings.Contains(err.Error(), "error calling") ||
 				strings.Contains(err.Error(), "nil pointer")):
 				t.Errorf("the error does not say which value is null: %v", err)
@@ -65,8 +65,8 @@ func TestNullIsRefusedInWordsOrIsTheDefault(t *testing.T) {
 	}
 }
 
-// Texts of users stay texts, also where YAML takes them for something else.
-func TestTextsStayTexts(t *testing.T) {
+// Strings of users are rendered as strings, also if YAML would parse them as something else.
+func TestStringsAreQuoted(t *testing.T) {
 	arguments := []string{"--a=b: c", "--d=e #f", "--g={h}"}
 	values := Values{
 		"storageClasses": []Values{{"name": "1", "realStorageClass": "1e3", "fsType": "off"}},
@@ -98,7 +98,7 @@ func TestTextsStayTexts(t *testing.T) {
 	}
 }
 
-func TestTextsThatCannotWorkAreRefused(t *testing.T) {
+func TestInvalidStringsAreRefused(t *testing.T) {
 	for name, values := range map[string]Values{
 		"image/repository":        {"image": Values{"repository": "registry.example.com/liqo-csi:0.1.0"}},
 		"image/tag":               {"image": Values{"tag": "a b"}},

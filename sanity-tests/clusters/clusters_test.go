@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-func TestBadWishesAreRefused(t *testing.T) {
+func TestInvalidOptionsAreRejected(t *testing.T) {
 	for want, specs := range map[string][]ClusterSpec{
 		"cluster name":            {{Name: "Home", Nodes: 1}},
 		"two clusters":            {{Name: "a", Nodes: 1}, {Name: "a", Nodes: 1}},
@@ -24,14 +24,14 @@ func TestBadWishesAreRefused(t *testing.T) {
 	}
 }
 
-func TestNoWishesMeanHomeAndRemote(t *testing.T) {
+func TestDefaultClustersAreHomeAndRemote(t *testing.T) {
 	var options Options
 	if err := options.complete(); err != nil || len(options.Clusters) != 2 || options.Clusters[0].Name != "home" {
 		t.Errorf("%+v, %v", options, err)
 	}
 }
 
-func TestATakenPortIsNamed(t *testing.T) {
+func TestPortInUseIsReported(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -88,7 +88,7 @@ func TestAddressesAreDistinct(t *testing.T) {
 	}
 }
 
-func TestEveryComponentIsKnown(t *testing.T) {
+func TestEveryComponentIsFoundByName(t *testing.T) {
 	lab := newLab(record{Clusters: DefaultClusters(), Ports: []int{1, 2}})
 	home, err := lab.Cluster("home")
 	if err != nil {
@@ -106,14 +106,14 @@ func TestEveryComponentIsKnown(t *testing.T) {
 	}
 }
 
-func TestTheFirstNodesAreQuick(t *testing.T) {
+func TestFirstNodesHaveQuickStatus(t *testing.T) {
 	home := newLab(record{Clusters: []ClusterSpec{{Name: "home", Nodes: 2, QuickNodes: 1}}, Ports: []int{1}}).clusters[0].nodes
 	if !home[0].QuickStatus || home[1].QuickStatus {
 		t.Errorf("home-1: %t, home-2: %t", home[0].QuickStatus, home[1].QuickStatus)
 	}
 }
 
-func TestALabFitsItsShapeOnly(t *testing.T) {
+func TestLabFitsOnlyTheSameClusters(t *testing.T) {
 	lab := newLab(record{Clusters: DefaultClusters(), Ports: []int{16443, 16444}})
 	for _, wanted := range [][]ClusterSpec{
 		DefaultClusters(),

@@ -174,7 +174,7 @@ func (c *Cluster) SharedDir() string { return c.dir("shared") }
 func (c *Cluster) Config() (*rest.Config, error) {
 	config, err := clientcmd.BuildConfigFromFlags("", c.Kubeconfig())
 	if err != nil {
-		return nil, fmt.Errorf("access to cluster %s: %w", c.Name(), err)
+		return nil, fmt.Errorf("create a client of cluster %s: %w", c.Name(), err)
 	}
 	config.QPS = -1
 	return config, nil
@@ -188,7 +188,7 @@ func (c *Cluster) Client() (kubernetes.Interface, error) {
 	}
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
-		return nil, fmt.Errorf("access to cluster %s: %w", c.Name(), err)
+		return nil, fmt.Errorf("create a client of cluster %s: %w", c.Name(), err)
 	}
 	return client, nil
 }

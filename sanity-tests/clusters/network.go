@@ -142,8 +142,9 @@ func (c *Cluster) ensureLink(ctx context.Context, first *Cluster) error {
 	return near.Links(ctx, "route replace "+c.network()+" via "+c.linkIP())
 }
 
-// Partition cuts the links between the clusters, or restores them. It sets the far end down, so that
-// connections from the first cluster time out as in a real partition, and do not fail at once.
+// Partition cuts the links between the clusters, or restores them. It disables the interface of the
+// other cluster, so that connections from the first cluster time out as in a real partition, and do
+// not fail at once.
 func (l *Lab) Partition(ctx context.Context, on bool) error {
 	first := l.clusters[0]
 	for _, cluster := range l.clusters[1:] {

@@ -6,7 +6,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-func TestServiceLeadsToAReadyPod(t *testing.T) {
+func TestServiceRelayUsesAReadyPod(t *testing.T) {
 	yes, no, port := true, false, int32(9443)
 	at := func(address string, ready *bool) discoveryv1.Endpoint {
 		return discoveryv1.Endpoint{Addresses: []string{address}, Conditions: discoveryv1.EndpointConditions{Ready: ready}}

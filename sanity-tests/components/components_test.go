@@ -30,7 +30,7 @@ func pinned(t *testing.T) string {
 	return file
 }
 
-func TestVersionsAreThoseOfGoMod(t *testing.T) {
+func TestVersionsMatchGoMod(t *testing.T) {
 	for module, want := range map[string]string{
 		"example.test/zero": "v0.1.0", "example.test/one": "v1.2.3", "example.test/two/v2": "v2.0.1",
 	} {
@@ -44,7 +44,7 @@ func TestVersionsAreThoseOfGoMod(t *testing.T) {
 	}
 }
 
-func TestCacheKeyFollowsThePins(t *testing.T) {
+func TestCacheKeyDependsOnPinnedVersions(t *testing.T) {
 	root, err := ModuleRoot(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -74,7 +74,7 @@ func TestCacheKeyFollowsThePins(t *testing.T) {
 }
 
 // A change of Liqo's module must not rebuild the lab.
-func TestLiqoIsKeptApartFromTheLab(t *testing.T) {
+func TestLiqoModuleDoesNotChangeCacheKeyOfLab(t *testing.T) {
 	root, err := ModuleRoot(t.Context())
 	if err != nil {
 		t.Fatal(err)

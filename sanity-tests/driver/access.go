@@ -119,7 +119,7 @@ func (a *Access) Upgrade(ctx context.Context, changes chart.Values) error {
 	return changed.Apply(ctx)
 }
 
-// Notes is what Helm says after its installation.
+// Notes is the output of Helm after its installation.
 func (a *Access) Notes(ctx context.Context) (string, error) {
 	helm, err := chart.New(ctx)
 	if err != nil {

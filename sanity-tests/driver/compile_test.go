@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func TestCompileReturnsTheProgramThatIsGiven(t *testing.T) {
+func TestCompileReturnsTheGivenProgram(t *testing.T) {
 	binary := filepath.Join(t.TempDir(), "liqo-csi")
 	t.Setenv(BinaryVariable, binary)
 	if _, err := compile(t.Context()); err == nil {
@@ -20,7 +20,7 @@ func TestCompileReturnsTheProgramThatIsGiven(t *testing.T) {
 	}
 }
 
-func TestCompileRefusesAnUnknownProfile(t *testing.T) {
+func TestCompileRejectsAnUnknownProfile(t *testing.T) {
 	t.Setenv(BinaryVariable, "")
 	t.Setenv(ProfileVariable, "debug")
 	if _, err := compile(t.Context()); err == nil {
@@ -28,7 +28,7 @@ func TestCompileRefusesAnUnknownProfile(t *testing.T) {
 	}
 }
 
-func TestProgressNamesTheCrateThatIsCompiled(t *testing.T) {
+func TestProgressNamesTheCurrentCrate(t *testing.T) {
 	out := &cargoOutput{}
 	for _, part := range []string{"   Compiling one v1.0.0\n   Comp", "iling two v2.0.0\n"} {
 		if _, err := out.Write([]byte(part)); err != nil {

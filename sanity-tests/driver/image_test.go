@@ -7,7 +7,7 @@ import (
 	"storage.liqo.io/sanity-tests/chart"
 )
 
-func TestImageIsTheOneOfTheChart(t *testing.T) {
+func TestImageMatchesTheChart(t *testing.T) {
 	helm, err := chart.New(t.Context())
 	if err != nil {
 		t.Fatal(err)

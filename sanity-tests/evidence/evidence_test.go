@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-func TestTheEndOfALogIsKept(t *testing.T) {
+func TestEndOfALogIsKept(t *testing.T) {
 	from, into := filepath.Join(t.TempDir(), "log"), filepath.Join(t.TempDir(), "below", "log")
 	if err := os.WriteFile(from, append(bytes.Repeat([]byte("old\n"), maxFile/4), "new\n"...), 0o600); err != nil {
 		t.Fatal(err)
@@ -25,7 +25,7 @@ func TestTheEndOfALogIsKept(t *testing.T) {
 	}
 }
 
-func TestTheBeginningOfAListIsKept(t *testing.T) {
+func TestBeginningOfAListIsKept(t *testing.T) {
 	var out bytes.Buffer
 	b := truncated{to: &out}
 	for range 3 {
@@ -39,7 +39,7 @@ func TestTheBeginningOfAListIsKept(t *testing.T) {
 	}
 }
 
-func TestNoSecretsAreAskedFor(t *testing.T) {
+func TestSecretsAreNotRead(t *testing.T) {
 	for name, args := range commands {
 		if strings.Contains(strings.ToLower(strings.Join(args, " ")), "secret") {
 			t.Errorf("%s has Secrets", name)

@@ -40,7 +40,7 @@ func Prepare(ctx context.Context, lab *clusters.Lab, cluster *clusters.Cluster, 
 	}
 	s := &Suite{cluster: cluster, programs: programs, kubectl: lab.Binaries().Path("kubectl"), dir: dir}
 	if err := os.WriteFile(s.registries(), []byte(registryList), 0o600); err != nil {
-		return nil, fmt.Errorf("name the registry of the tests' images: %w", err)
+		return nil, fmt.Errorf("write the registry list of the tests' images: %w", err)
 	}
 	made, err := s.images(ctx)
 	if err != nil {

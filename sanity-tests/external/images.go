@@ -32,7 +32,7 @@ func (s *Suite) images(ctx context.Context) ([]*images.Image, error) {
 	cmd.Env = s.environment()
 	out, err := cmd.Output()
 	if err != nil {
-		return nil, fmt.Errorf("ask e2e.test for the images it uses: %w", err)
+		return nil, fmt.Errorf("list the images that e2e.test uses: %w", err)
 	}
 	var made []*images.Image
 	for name := range strings.FieldsSeq(string(out)) {

@@ -56,7 +56,7 @@ func TestSpecsThatRanAreReported(t *testing.T) {
 	}
 }
 
-func TestSpecsThatSkipThemselvesAreCountedByReason(t *testing.T) {
+func TestSkippedSpecsAreCountedByReason(t *testing.T) {
 	report, err := read(t, written)
 	if err != nil {
 		t.Fatal(err)
@@ -66,12 +66,12 @@ func TestSpecsThatSkipThemselvesAreCountedByReason(t *testing.T) {
 	}
 }
 
-func TestNoReportIsAnError(t *testing.T) {
+func TestMissingReportIsAnError(t *testing.T) {
 	if _, err := readReport(filepath.Join(t.TempDir(), "report.json")); err == nil {
-		t.Error("a report that is not there was read")
+		t.Error("a missing report was read")
 	}
 	if _, err := read(t, `[{"SpecReports": [`); err == nil {
-		t.Error("half a report was read")
+		t.Error("an incomplete report was read")
 	}
 }
 

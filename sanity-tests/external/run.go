@@ -57,7 +57,7 @@ func (s *Suite) RunNodeConformance(ctx context.Context, name string, options Opt
 func (s *Suite) run(ctx context.Context, name string, until time.Time, which []string, ofTests ...string) (Report, error) {
 	dir := filepath.Join(s.dir, name)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return Report{}, fmt.Errorf("make a folder for the report: %w", err)
+		return Report{}, fmt.Errorf("create a folder for the report: %w", err)
 	}
 	const report = "report.json"
 	args := slices.Concat(which, []string{
@@ -78,7 +78,7 @@ func (s *Suite) run(ctx context.Context, name string, until time.Time, which []s
 
 	read, err := readReport(filepath.Join(dir, report))
 	if err == nil && ended != nil && read.Failed() == 0 {
-		err = errors.New("it failed without a spec that failed")
+		err = errors.New("the run failed without a failed spec")
 	}
 	if err != nil {
 		return read, fmt.Errorf("run %s: %w\n%s", name, errors.Join(ended, err), tail(output.Bytes()))

@@ -29,7 +29,7 @@ func (s *Suite) Sweep(ctx context.Context) error {
 	if err := deleteClasses(ctx, client); err != nil {
 		return fmt.Errorf("remove the classes of the tests: %w", err)
 	}
-	return machine.Until(ctx, "the namespaces of the tests to go", func() error { return deleteNamespaces(ctx, client) })
+	return machine.Until(ctx, "the namespaces of the tests to be deleted", func() error { return deleteNamespaces(ctx, client) })
 }
 
 func deleteClasses(ctx context.Context, client kubernetes.Interface) error {

@@ -166,7 +166,7 @@ func (r *reflector) reconcile(ctx context.Context, name cache.ObjectName) error 
 	case ofDaemonSet(pod):
 		return nil // DaemonSets are for machines
 	case remote != nil && remote.DeletionTimestamp != nil:
-		return nil // somebody else deleted it: it is created again afterwards
+		return nil // not deleted by the fabric: it is created again afterwards
 	case remote != nil:
 		if r.claims != nil && !hasEnded(remote) {
 			if err := r.claims.copyMissing(ctx, pod, r.options.RemoteNode); err != nil {

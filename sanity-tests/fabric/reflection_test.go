@@ -32,7 +32,7 @@ func homePod() *corev1.Pod {
 	}
 }
 
-func TestACopyHasContainersAndVolumesOnly(t *testing.T) {
+func TestRemotePodHasOnlyContainersAndVolumes(t *testing.T) {
 	home := homePod()
 	before := home.DeepCopy()
 	got := copyOf(home, "mapped", Options{Home: &clusters.Cluster{}, Node: "virtual"})
@@ -57,7 +57,7 @@ func TestACopyHasContainersAndVolumesOnly(t *testing.T) {
 	}
 }
 
-func TestReflectingTwiceChangesNothing(t *testing.T) {
+func TestReflectionIsIdempotent(t *testing.T) {
 	home, remote := homePod(), &corev1.Pod{Status: corev1.PodStatus{
 		Phase: corev1.PodRunning, PodIP: "10.0.0.1", HostIP: "10.0.0.2", QOSClass: corev1.PodQOSBurstable,
 		Conditions: []corev1.PodCondition{
@@ -86,7 +86,7 @@ func TestReflectingTwiceChangesNothing(t *testing.T) {
 	}
 }
 
-func TestAPodThatCannotRunTellsWhy(t *testing.T) {
+func TestPodThatCannotRunReportsTheReason(t *testing.T) {
 	remote := &corev1.Pod{Status: corev1.PodStatus{Phase: corev1.PodPending, Conditions: []corev1.PodCondition{
 		{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: "Unschedulable", Message: "no room"},
 	}}}

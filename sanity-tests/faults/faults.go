@@ -2,7 +2,7 @@
 // clusters because its kernels have no netem, and plain ones through which the host reaches the API
 // servers.
 //
-// Package clusters makes partitions, which cut the link itself.
+// Package clusters creates partitions, which cut the link itself.
 package faults
 
 import (

@@ -106,7 +106,7 @@ func set(t *testing.T, proxy *Proxy, setting Setting) {
 	}
 }
 
-func TestPassForwardsAndTellsOfTheEnd(t *testing.T) {
+func TestPassForwardsDataAndEndOfStream(t *testing.T) {
 	_, address := behindProxy(t)
 	client := connect(t, address)
 	requireEcho(t, client, "hello")
@@ -118,7 +118,7 @@ func TestPassForwardsAndTellsOfTheEnd(t *testing.T) {
 	}
 }
 
-func TestHangKeepsEverythingForLater(t *testing.T) {
+func TestHangDelaysDataUntilPass(t *testing.T) {
 	proxy, address := behindProxy(t)
 	before := connect(t, address)
 	requireEcho(t, before, "before")
@@ -138,7 +138,7 @@ func TestHangKeepsEverythingForLater(t *testing.T) {
 	}
 }
 
-func TestHalfOpenIsForEver(t *testing.T) {
+func TestHalfOpenConnectionsNeverRecover(t *testing.T) {
 	proxy, address := behindProxy(t)
 	old := connect(t, address)
 	requireEcho(t, old, "before")
@@ -155,7 +155,7 @@ func TestHalfOpenIsForEver(t *testing.T) {
 	requireEcho(t, connect(t, address), "after")
 }
 
-func TestResetIsAReset(t *testing.T) {
+func TestResetClosesConnectionsWithRST(t *testing.T) {
 	proxy, address := behindProxy(t)
 	client := connect(t, address)
 	requireEcho(t, client, "before")
@@ -167,7 +167,7 @@ func TestResetIsAReset(t *testing.T) {
 	requireEcho(t, connect(t, address), "after")
 }
 
-func TestDelayIsFeltInBothDirections(t *testing.T) {
+func TestDelayAppliesInBothDirections(t *testing.T) {
 	proxy, address := behindProxy(t)
 	set(t, proxy, Setting{Mode: Delay, Up: 100 * time.Millisecond, Down: 150 * time.Millisecond})
 	client := connect(t, address)
@@ -178,7 +178,7 @@ func TestDelayIsFeltInBothDirections(t *testing.T) {
 	}
 }
 
-func TestControlSwitchesByName(t *testing.T) {
+func TestControlSetsProxiesByName(t *testing.T) {
 	proxy, _ := behindProxy(t)
 	socket := filepath.Join(t.TempDir(), "control")
 	listener, err := net.Listen("unix", socket)

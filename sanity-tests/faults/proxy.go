@@ -222,7 +222,7 @@ func (l *link) forward(ctx context.Context, from, to net.Conn, delay func(Settin
 		}
 	}
 	if l.isDead() {
-		return // no side sees that the other has closed
+		return // neither side is notified that the other has closed
 	}
 	if tcp, ok := to.(interface{ CloseWrite() error }); ok {
 		_ = tcp.CloseWrite()

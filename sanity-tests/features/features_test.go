@@ -14,8 +14,8 @@ import (
 
 const root = "../../"
 
-// shown are the suites whose tests prove capabilities in a place.
-var shown = map[string][]string{
+// suitesOfPlace are the suites whose tests prove capabilities in a place.
+var suitesOfPlace = map[string][]string{
 	"home":   {"e2e/driver", "e2e/faults"},
 	"remote": {"e2e/remote", "e2e/faults", "e2e/liqo"},
 }
@@ -85,9 +85,9 @@ func sources(t *testing.T, suite string) map[string]string {
 
 // A cell names existing tests of its place, or says that there are none. The source of a test of
 // other storage than the reference driver's contains its class.
-func TestEveryCellIsTrue(t *testing.T) {
+func TestEveryCellNamesTestsOfItsPlace(t *testing.T) {
 	for _, row := range table(t) {
-		suites, known := shown[row.Where]
+		suites, known := suitesOfPlace[row.Where]
 		if !known {
 			t.Errorf("%s: there is no place %q", row.Capability, row.Where)
 			continue
@@ -108,7 +108,7 @@ func TestEveryCellIsTrue(t *testing.T) {
 				if !exists {
 					t.Errorf("%s, %s, %s: there is no %s in %v", row.Capability, row.Where, kind, name, suites)
 				} else if kind != "reference" && !strings.Contains(text, kind) {
-					t.Errorf("%s, %s, %s: %s has nothing of that class", row.Capability, row.Where, kind, name)
+					t.Errorf("%s, %s, %s: %s does not use that class", row.Capability, row.Where, kind, name)
 				}
 			}
 		}
@@ -127,15 +127,15 @@ func TestNoRowIsMissing(t *testing.T) {
 	}
 	for capability, places := range told {
 		if !slices.Equal(places, []string{"home", "remote"}) {
-			t.Errorf("%s is told of %v", capability, places)
+			t.Errorf("%s is listed for %v", capability, places)
 		}
 		if !isShown[capability] {
-			t.Errorf("%s is shown by no test", capability)
+			t.Errorf("no test proves %s", capability)
 		}
 	}
 	for _, row := range rows {
 		if told[row] == nil {
-			t.Errorf("there is no row %q", row)
+			t.Errorf("the table has no row %q", row)
 		}
 	}
 }
@@ -155,12 +155,12 @@ func TestEveryAdvertisedCapabilityHasARow(t *testing.T) {
 		}
 		found := capability.FindAllStringSubmatch(string(text), -1)
 		if len(found) < 3 {
-			t.Errorf("%s advertises %v: does this test still read it right?", file, found)
+			t.Errorf("%s advertises only %v: check how this test parses it", file, found)
 		}
 		for _, one := range found {
 			row, known := advertised[one[1]]
 			if !known {
-				t.Errorf("%s advertises %s, and this test does not know which row that is", file, one[1])
+				t.Errorf("%s advertises %s, which this test maps to no row", file, one[1])
 			} else if row != "" && !told[row] {
 				t.Errorf("%s advertises %s, and the table has no row %q", file, one[1], row)
 			}

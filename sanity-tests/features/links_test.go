@@ -26,11 +26,11 @@ var skipped = map[string]bool{".git": true, "target": true, ".lab": true, "dist"
 
 // Every link between pages refers to an existing file and heading, and so do pages that code,
 // messages or the chart name.
-func TestEveryLinkLeadsSomewhere(t *testing.T) {
+func TestEveryLinkHasATarget(t *testing.T) {
 	pages, links := 0, 0
 	check := func(from, target string) {
 		links++
-		if err := leads(from, target); err != nil {
+		if err := resolveLink(from, target); err != nil {
 			t.Errorf("%s: %v", from, err)
 		}
 	}
@@ -72,12 +72,12 @@ func TestEveryLinkLeadsSomewhere(t *testing.T) {
 		t.Fatal(err)
 	}
 	if pages < 20 || links < 200 {
-		t.Errorf("%d pages have %d links: does this test still read them right?", pages, links)
+		t.Errorf("%d pages have only %d links: check how this test parses them", pages, links)
 	}
 }
 
-// leads returns an error if the target of a link in a page does not exist.
-func leads(from, target string) error {
+// resolveLink returns an error if the target of a link in a page does not exist.
+func resolveLink(from, target string) error {
 	file, anchor, _ := strings.Cut(target, "#")
 	to := from
 	if file != "" {
@@ -88,10 +88,10 @@ func leads(from, target string) error {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("the link %s leads to no file", target)
+		return fmt.Errorf("the file of the link %s does not exist", target)
 	}
 	if anchor != "" && !anchors(string(text))[anchor] {
-		return fmt.Errorf("the link %s leads to no heading of %s", target, to)
+		return fmt.Errorf("the link %s names no heading of %s", target, to)
 	}
 	return nil
 }

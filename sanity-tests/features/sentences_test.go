@@ -9,9 +9,9 @@ import (
 	"testing"
 )
 
-// sentences is the page with the table of the tests that prove the statements of Liqo's
+// statementsPage is the page with the table of the tests that prove the statements of Liqo's
 // documentation on offloading.
-const sentences = root + "docs/offloading-liqo.md"
+const statementsPage = root + "docs/offloading-liqo.md"
 
 var (
 	quoted       = regexp.MustCompile("`((?:Test)?[A-Za-z0-9_]+)`")
@@ -19,7 +19,7 @@ var (
 )
 
 // Each statement names existing tests, of the suite or of the driver.
-func TestEverySentenceIsShown(t *testing.T) {
+func TestEveryStatementHasATest(t *testing.T) {
 	known := map[string]bool{}
 	for _, suite := range []string{"e2e/offload", "chart"} {
 		for name := range sources(t, suite) {
@@ -29,14 +29,14 @@ func TestEverySentenceIsShown(t *testing.T) {
 	for name := range rustTests(t) {
 		known[name] = true
 	}
-	text, err := os.ReadFile(sentences)
+	text, err := os.ReadFile(statementsPage)
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, table, _ := strings.Cut(string(text), "|---|---|---|\n")
 	rows := strings.Split(strings.TrimSpace(table), "\n")
 	if len(rows) < 20 {
-		t.Fatalf("%s has %d rows", sentences, len(rows))
+		t.Fatalf("%s has %d rows", statementsPage, len(rows))
 	}
 	for _, row := range rows {
 		cells := strings.Split(strings.Trim(row, "|"), "|")
@@ -45,7 +45,7 @@ func TestEverySentenceIsShown(t *testing.T) {
 		}
 		shown := quoted.FindAllStringSubmatch(cells[1], -1)
 		if len(shown) == 0 {
-			t.Errorf("%s: no test shows it", cells[0])
+			t.Errorf("%s: no test is named", cells[0])
 		}
 		for _, name := range append(shown, testName.FindAllStringSubmatch(cells[2], -1)...) {
 			if !known[name[1]] {

@@ -17,9 +17,9 @@ var (
 	goString = regexp.MustCompile(`"(.*?)"`)
 )
 
-// The table of states in which a claim waits lists those of TestClaimsSayWhyTheyWait, with the
+// The table of states in which a claim waits lists those of TestWaitingClaimsReportTheReason, with the
 // words that this test expects.
-func TestStatesInWhichClaimsWaitAreListed(t *testing.T) {
+func TestReasonsForWaitingClaimsAreListed(t *testing.T) {
 	source, err := os.ReadFile("../e2e/remote/waiting_test.go")
 	if err != nil {
 		t.Fatal(err)
@@ -64,7 +64,7 @@ func TestStatesInWhichClaimsWaitAreListed(t *testing.T) {
 				}
 			}
 			if column != "event" && len(words) == 0 && !strings.Contains("– nothing", strings.TrimSpace(cell)) {
-				t.Errorf("%s: no test shows the %s %s", name, column, cell)
+				t.Errorf("%s: no test expects the %s %s", name, column, cell)
 			}
 		}
 	}

@@ -165,7 +165,7 @@ func (i *Image) writeTo(archive *tar.Writer) (descriptor, dockerEntry, error) {
 	}
 	configured := describe(configType, config)
 	if i.digest != "" && "sha256:"+i.digest != configured.Digest {
-		return fail(errors.New("its files have changed since it was named after them"))
+		return fail(errors.New("its files have changed since its name was computed from them"))
 	}
 	manifest, err := json.Marshal(ociManifest{SchemaVersion: 2, MediaType: manifestType, Config: configured, Layers: []descriptor{layer}})
 	if err != nil {

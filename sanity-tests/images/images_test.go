@@ -63,11 +63,11 @@ func members(t *testing.T, raw []byte) (map[string][]byte, map[string]*tar.Heade
 
 func TestArchivesAreReproducible(t *testing.T) {
 	if !bytes.Equal(archive(t, example(t)), archive(t, example(t))) {
-		t.Error("the same image gives two archives")
+		t.Error("the same image has two different archives")
 	}
 }
 
-func TestArchiveHoldsTheImage(t *testing.T) {
+func TestArchiveContainsTheImage(t *testing.T) {
 	parts, _ := members(t, archive(t, example(t), Pause()))
 	var manifest []dockerEntry
 	if err := json.Unmarshal(parts["manifest.json"], &manifest); err != nil {
@@ -152,7 +152,7 @@ func TestArchiveIsAnOCILayout(t *testing.T) {
 	}
 }
 
-func TestWhatIsMissingIsNamed(t *testing.T) {
+func TestMissingFilesAreReported(t *testing.T) {
 	image := New("example.test/broken:v1").AddBinary("/does/not/exist", "/x").AddHostBinaries("/neither/does/this")
 	err := WriteArchive(io.Discard, image)
 	for _, want := range []string{"example.test/broken:v1", "/does/not/exist", "/neither/does/this"} {
@@ -161,11 +161,11 @@ func TestWhatIsMissingIsNamed(t *testing.T) {
 		}
 	}
 	if !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("%v is not about a missing file", err)
+		t.Errorf("%v is not fs.ErrNotExist", err)
 	}
 }
 
-func TestLddIsUnderstood(t *testing.T) {
+func TestParseLdd(t *testing.T) {
 	got, err := parseLdd("x", `	linux-vdso.so.1 (0x00007ffd)
 	libblkid.so.1 => /lib/x86_64-linux-gnu/libblkid.so.1 (0x00007f)
 	/lib64/ld-linux-x86-64.so.2 (0x00007f)
@@ -179,7 +179,7 @@ func TestLddIsUnderstood(t *testing.T) {
 	}
 }
 
-func TestHostBinariesBringTheirLibraries(t *testing.T) {
+func TestHostBinariesIncludeTheirLibraries(t *testing.T) {
 	const program = "/usr/bin/env"
 	if _, err := os.Stat(program); err != nil {
 		t.Skip("no " + program + " on this machine")
@@ -199,7 +199,7 @@ func TestHostBinariesBringTheirLibraries(t *testing.T) {
 	}
 }
 
-func TestTheNameFollowsFromTheContent(t *testing.T) {
+func TestImageNameDependsOnContent(t *testing.T) {
 	program := filepath.Join(t.TempDir(), "program")
 	named := func(content string) *Image {
 		if err := os.WriteFile(program, []byte(content), 0o700); err != nil {
@@ -217,11 +217,11 @@ func TestTheNameFollowsFromTheContent(t *testing.T) {
 	}
 	// The file of the program was replaced.
 	if _, err := first.Archive(); err == nil {
-		t.Error("an archive was written under the name of another content")
+		t.Error("an archive was written with the name of other content")
 	}
 }
 
-func TestTheArchiveIsWrittenOnce(t *testing.T) {
+func TestArchiveIsWrittenOnce(t *testing.T) {
 	image := example(t)
 	want := archive(t, image)
 	for range 2 {
@@ -238,7 +238,7 @@ func TestTheArchiveIsWrittenOnce(t *testing.T) {
 }
 
 // Several packages of tests fetch Debian packages at the same time, the first ones into an empty cache.
-func TestDebianPackagesAreFetchedByOneAtATime(t *testing.T) {
+func TestDebianPackagesAreFetchedByOneProcessAtATime(t *testing.T) {
 	t.Setenv("XDG_CACHE_HOME", t.TempDir())
 	var fetching errgroup.Group
 	for range 4 {

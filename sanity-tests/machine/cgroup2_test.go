@@ -32,7 +32,7 @@ func read(t *testing.T, file string) string {
 	return string(content)
 }
 
-func TestControllersAreHandedDownAndOnlyOursTakenBack(t *testing.T) {
+func TestControllersAreDelegatedAndRestored(t *testing.T) {
 	root, saved := unified(t, "cpu memory pids\n")
 	for range 2 { // a second start must not save what the first one has enabled
 		if err := delegateControllers(root, saved); err != nil {
@@ -55,7 +55,7 @@ func TestControllersAreHandedDownAndOnlyOursTakenBack(t *testing.T) {
 	}
 }
 
-func TestAHierarchyThatHandsNothingDownIsNamed(t *testing.T) {
+func TestMissingControllersAreReported(t *testing.T) {
 	root, saved := unified(t, "")
 	if err := os.RemoveAll(filepath.Join(root, CgroupName)); err != nil {
 		t.Fatal(err)
@@ -66,7 +66,7 @@ func TestAHierarchyThatHandsNothingDownIsNamed(t *testing.T) {
 	}
 }
 
-func TestNothingIsTakenBackThatWasNeverHandedDown(t *testing.T) {
+func TestRestoreWithoutDelegationChangesNothing(t *testing.T) {
 	root, saved := unified(t, "cpu\n")
 	if err := restoreControllers(root, saved); err != nil {
 		t.Fatal(err)

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-func TestMountsBelowAreDeepestFirst(t *testing.T) {
+func TestMountsBelowListsDeepestFirst(t *testing.T) {
 	table := parseMountInfo([]byte(`21 1 8:1 / / rw - ext4 /dev/a rw
 22 21 8:1 /lab /var/lib/lab rw shared:1 - ext4 /dev/a rw
 23 22 0:5 / /var/lib/lab/a\040b/c rw - tmpfs x rw
@@ -24,7 +24,7 @@ func TestMountsBelowAreDeepestFirst(t *testing.T) {
 	}
 }
 
-func TestHostPathTranslatesPrivateFoldersOnly(t *testing.T) {
+func TestHostPathTranslatesOnlyPrivateFolders(t *testing.T) {
 	node := Namespace{Name: "home-1", Dirs: "/state/n/home-1"}
 	for inside, want := range map[string]string{
 		"/var/lib/kubelet/pods": "/state/n/home-1/var-lib/kubelet/pods",
@@ -41,7 +41,7 @@ func TestHostPathTranslatesPrivateFoldersOnly(t *testing.T) {
 	}
 }
 
-func TestStartTimeTellsProcessesApart(t *testing.T) {
+func TestStartTimeDistinguishesProcesses(t *testing.T) {
 	own, err := startTime(os.Getpid())
 	if err != nil {
 		t.Fatal(err)
@@ -54,14 +54,14 @@ func TestStartTimeTellsProcessesApart(t *testing.T) {
 		t.Errorf("this process started at %d, the first at %d", own, first)
 	}
 	if (&Process{PID: os.Getpid(), StartTime: own + 1}).Alive() {
-		t.Error("a process with another start time counts as alive")
+		t.Error("a process with another start time is reported as alive")
 	}
 	if !(&Process{PID: os.Getpid(), StartTime: own}).Alive() {
-		t.Error("this process counts as dead")
+		t.Error("this process is reported as dead")
 	}
 }
 
-func TestUntilSaysWhatItWaitedFor(t *testing.T) {
+func TestUntilReportsWhatItWaitedFor(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
 	err := Until(ctx, "the sun", func() error { return errors.New("it is night") })
@@ -73,7 +73,7 @@ func TestUntilSaysWhatItWaitedFor(t *testing.T) {
 	}
 }
 
-func TestUntilReturnsAtOnce(t *testing.T) {
+func TestUntilReturnsWithoutDelay(t *testing.T) {
 	calls := 0
 	err := Until(t.Context(), "a second call", func() error {
 		if calls++; calls < 2 {

@@ -21,13 +21,13 @@ func able() Abilities {
 	}
 }
 
-func TestPreflightPassesAnAbleMachine(t *testing.T) {
+func TestPreflightAcceptsACapableMachine(t *testing.T) {
 	if err := Preflight(able()); err != nil {
 		t.Error(err)
 	}
 }
 
-func TestPreflightNamesWhatIsMissing(t *testing.T) {
+func TestPreflightReportsMissingRequirements(t *testing.T) {
 	for name, lacking := range map[string]struct {
 		take func(*Abilities)
 		want string

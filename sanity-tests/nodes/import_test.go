@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-func TestOtherTagsAreThoseOfTheSameRepository(t *testing.T) {
+func TestOtherTagsAreOfTheSameRepository(t *testing.T) {
 	const listed = `REF                              TYPE                                                 DIGEST     SIZE      PLATFORMS   LABELS
 registry.test/a/program:new      application/vnd.docker.distribution.manifest.v2+json sha256:aaa 85.0 MiB linux/amd64 io.cri-containerd.image=managed
 registry.test/a/program:old      application/vnd.docker.distribution.manifest.v2+json sha256:bbb 85.0 MiB linux/amd64 io.cri-containerd.image=managed
@@ -24,7 +24,7 @@ sha256:222                       application/vnd.docker.distribution.manifest.v2
 
 // All images with the same content share one name by digest. Without it, the CRI plugin has none of
 // them.
-func TestAnImageOfTheSameContentLosesItsNameOnly(t *testing.T) {
+func TestImageWithTheSameContentLosesOnlyItsName(t *testing.T) {
 	const listed = `REF                              TYPE                                                 DIGEST     SIZE      PLATFORMS   LABELS
 registry.test/a/program:new      application/vnd.docker.distribution.manifest.v2+json sha256:aaa 85.0 MiB linux/amd64 io.cri-containerd.image=managed
 registry.test/a/program:release  application/vnd.docker.distribution.manifest.v2+json sha256:aaa 85.0 MiB linux/amd64 io.cri-containerd.image=managed

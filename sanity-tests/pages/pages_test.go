@@ -60,7 +60,7 @@ func TestStepsAreReadInTheOrderOfThePage(t *testing.T) {
 	}
 }
 
-func TestWhatCannotBeReadIsAnError(t *testing.T) {
+func TestUnparsablePageIsAnError(t *testing.T) {
 	for name, one := range map[string]struct{ page, says string }{
 		"no language":         {"```\nls\n```\n", "line 2"},
 		"another language":    {"```yaml\na: b\n```\n", "yaml"},
@@ -88,7 +88,7 @@ func TestOutputIsComparedByItsWords(t *testing.T) {
 	}
 }
 
-func TestWordsToLearnAreThoseThatKubernetesDoesNotHave(t *testing.T) {
+func TestNewWordsAreThoseThatKubernetesDoesNotHave(t *testing.T) {
 	const page = "# Twins\n\nA pod and its Claim, with `--server URL` or [a twin](pages.go); not a twinge.\n" +
 		"\n```sh\nhelm install liqo-csi chart-1.tgz --set fabric.enabled=true --wait\nliqo-csi connect a --remote-context b --namespace c\n```\n" +
 		"\n```text\nNAME READINESS GATES REAL CLASS\n```\n\n```sh\nkubectl label node liqo.io/a=b    # fabric, in a command\n```\n"
@@ -106,13 +106,13 @@ func TestWordsToLearnAreThoseThatKubernetesDoesNotHave(t *testing.T) {
 		}
 	}
 	if _, err := Through(page, "kubectl delete"); err == nil {
-		t.Error("a command that is not there is found")
+		t.Error("a missing command is found")
 	}
 }
 
 // The pages that e2e/pages runs can be parsed, and have as many commands and new words as listed
-// here: a page that requires more of a new user is a decision.
-func TestPagesThatAreRunAskNoMoreOfTheirReaders(t *testing.T) {
+// here: a change that requires more of a new user must be intentional.
+func TestTestedPagesHaveNoMoreCommandsAndNewWords(t *testing.T) {
 	glossary, err := os.ReadFile("../../docs/glossary.md")
 	if err != nil {
 		t.Fatal(err)

@@ -57,7 +57,7 @@ func (d Dir) Authority(name string) (*Authority, error) {
 	}
 	if _, err := os.Stat(d.Cert(name)); errors.Is(err, fs.ErrNotExist) {
 		if err := d.makeAuthority(name); err != nil {
-			return nil, fmt.Errorf("make the authority %s: %w", name, err)
+			return nil, fmt.Errorf("create the authority %s: %w", name, err)
 		}
 	}
 	cert, err := readCertificate(d.Cert(name))

@@ -49,11 +49,11 @@ func TestIssuedCertificatesAreTrustedForTheirPurpose(t *testing.T) {
 		t.Errorf("user as a client: %v", err)
 	}
 	if _, err := user.Verify(x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}); err == nil {
-		t.Error("a user's certificate serves")
+		t.Error("a user's certificate is valid for a server")
 	}
 }
 
-func TestNothingIsIssuedTwice(t *testing.T) {
+func TestExistingCertificatesAreKept(t *testing.T) {
 	dir := Dir(t.TempDir())
 	make := func() {
 		t.Helper()
@@ -73,7 +73,7 @@ func TestNothingIsIssuedTwice(t *testing.T) {
 	before := read(t, files)
 	make()
 	if read(t, files) != before {
-		t.Error("a second round changed files")
+		t.Error("the second call changed files")
 	}
 }
 
@@ -89,7 +89,7 @@ func read(t *testing.T, files []string) (all string) {
 	return all
 }
 
-func TestRedatedTokenIsSignedAndSaysTheSame(t *testing.T) {
+func TestRedatedTokenDiffersOnlyInItsDates(t *testing.T) {
 	dir := Dir(t.TempDir())
 	if err := dir.ServiceAccountKey("sa"); err != nil {
 		t.Fatal(err)
@@ -103,7 +103,7 @@ func TestRedatedTokenIsSignedAndSaysTheSame(t *testing.T) {
 	parts := strings.Split(token, ".")
 	content, err := base64.RawURLEncoding.DecodeString(parts[1])
 	if err != nil || string(content) != `{"exp":1790000060,"iat":1790000000,"sub":"a","uid":9007199254740993}` {
-		t.Errorf("it says %s (%v)", content, err)
+		t.Errorf("its content is %s (%v)", content, err)
 	}
 	der, err := readPEM(dir.PublicKey("sa"))
 	if err != nil {

@@ -75,7 +75,7 @@ func TestReleaseHasAllFiles(t *testing.T) {
 }
 
 // The files of a release name the image that it pushes.
-func TestFilesOfAReleaseNameItsImage(t *testing.T) {
+func TestReleaseFilesNameTheReleasedImage(t *testing.T) {
 	usual := read(t).ImageName
 	for name, want := range map[string]string{
 		usual:                            "image:\n  repository: ghcr.io/liqo-csi/liqo-csi\n  # Empty: the chart's appVersion.\n  tag: \"\"\n",
@@ -108,7 +108,7 @@ func TestFilesOfAReleaseNameItsImage(t *testing.T) {
 	}
 }
 
-func TestSBOMListsWhatTheDriverIsMadeOf(t *testing.T) {
+func TestSBOMListsCratesAndPackages(t *testing.T) {
 	one := images.Package{Name: "nfs-common", Version: "1:2.6.2-4+deb12u1", Architecture: "amd64"}
 	image := &BuiltImage{Packages: []images.Package{one, one}}
 	text, err := read(t).SBOM(t.Context(), []*BuiltImage{image})
@@ -120,7 +120,7 @@ func TestSBOMListsWhatTheDriverIsMadeOf(t *testing.T) {
 		t.Fatal(err)
 	}
 	if of := document.Metadata.Component; of.Name != "liqo-csi" || of.Type != "application" {
-		t.Errorf("it is about %+v", of)
+		t.Errorf("its component is %+v", of)
 	}
 	refs := map[string]bool{document.Metadata.Component.Ref: true}
 	names := map[string]component{}
@@ -152,7 +152,7 @@ func TestSBOMListsWhatTheDriverIsMadeOf(t *testing.T) {
 	for _, of := range document.Dependencies {
 		for _, ref := range append(of.DependsOn, of.Ref) {
 			if !refs[ref] {
-				t.Errorf("%s is needed and not listed", ref)
+				t.Errorf("%s is a dependency and not listed", ref)
 			}
 		}
 	}

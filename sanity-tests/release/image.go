@@ -105,7 +105,7 @@ func check(ctx context.Context, image *images.Image) (size int64, err error) {
 		return 0, err
 	}
 	if size > MaxImageSize {
-		return 0, fmt.Errorf("the image has %d MiB, and may have %d", size>>20, MaxImageSize>>20)
+		return 0, fmt.Errorf("the image has %d MiB, the maximum is %d", size>>20, MaxImageSize>>20)
 	}
 	if image.Architecture != runtime.GOARCH {
 		return size, nil

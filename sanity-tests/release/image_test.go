@@ -43,7 +43,7 @@ func withoutDriver(t *testing.T, architecture string) (image *images.Image, root
 	return image, root, size
 }
 
-func TestImageHasWhatIsUsedAndLittleElse(t *testing.T) {
+func TestImageHasNoUnneededFiles(t *testing.T) {
 	for _, architecture := range []string{"amd64", "arm64"} {
 		t.Run(architecture, func(t *testing.T) {
 			image, _, size := withoutDriver(t, architecture)
@@ -71,7 +71,7 @@ func TestImageHasWhatIsUsedAndLittleElse(t *testing.T) {
 }
 
 // The image has exactly the programs that the driver calls.
-func TestImageHasTheProgramsThatTheSourcesName(t *testing.T) {
+func TestImageHasTheProgramsNamedInTheSources(t *testing.T) {
 	named, calls := map[string]bool{}, regexp.MustCompile(`Command::new\("(.*?)"\)`)
 	err := filepath.WalkDir("../..", func(path string, entry os.DirEntry, err error) error {
 		switch name := entry.Name(); {
@@ -111,7 +111,7 @@ func TestImageHasTheProgramsThatTheSourcesName(t *testing.T) {
 	}
 }
 
-func TestProgramsOfTheImageWorkInIt(t *testing.T) {
+func TestProgramsRunInTheImage(t *testing.T) {
 	_, root, _ := withoutDriver(t, runtime.GOARCH)
 	// mkfs.btrfs reads from this file of the kernel that the device is not mounted.
 	if err := errors.Join(os.MkdirAll(filepath.Join(root, "proc/self"), 0o755), os.WriteFile(filepath.Join(root, "proc/self/mounts"), nil, 0o600),
@@ -149,7 +149,7 @@ func TestProgramsOfTheImageWorkInIt(t *testing.T) {
 		defer file.Close()
 		found := make([]byte, len(magic[kind].text))
 		if _, err := file.ReadAt(found, magic[kind].at); err != nil || string(found) != magic[kind].text {
-			t.Errorf("%s made no %s: %q, %v", tool, kind, found, err)
+			t.Errorf("%s created no %s: %q, %v", tool, kind, found, err)
 		}
 	}
 	// To print this, it needs a library for each of its versions and a file with the names of
@@ -160,14 +160,14 @@ func TestProgramsOfTheImageWorkInIt(t *testing.T) {
 	}
 }
 
-func TestImageThatIsTooLargeIsRefused(t *testing.T) {
+func TestTooLargeImageIsRejected(t *testing.T) {
 	image := images.New("example.test/large:v1").AddFile("/large", 0o644, make([]byte, MaxImageSize+1))
-	if _, err := check(t.Context(), image); err == nil || !strings.Contains(err.Error(), "may have 100") {
+	if _, err := check(t.Context(), image); err == nil || !strings.Contains(err.Error(), "the maximum is 100") {
 		t.Errorf("got %v", err)
 	}
 }
 
-func TestImageWithoutALibraryIsRefused(t *testing.T) {
+func TestImageWithAMissingLibraryIsRejected(t *testing.T) {
 	image, _, _ := withoutDriver(t, runtime.GOARCH)
 	for _, path := range image.Paths() {
 		if strings.Contains(path, "/libblkid.so") {
@@ -192,7 +192,7 @@ func TestImageIsPushedToARegistry(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { stop(); _ = served.Wait() })
-	err = machine.Until(t.Context(), "the registry to answer", func() error {
+	err = machine.Until(t.Context(), "the registry to be reachable", func() error {
 		connection, err := net.DialTimeout("tcp", address, time.Second)
 		if err != nil {
 			return err
@@ -238,7 +238,7 @@ func TestImageIsPushedToARegistry(t *testing.T) {
 	}
 	for _, architecture := range []string{"amd64", "arm64"} {
 		if config := ask("config", "--platform", "linux/"+architecture, name); !strings.Contains(config, `"architecture":"`+architecture+`"`) {
-			t.Errorf("for %s there is %s", architecture, config)
+			t.Errorf("the registry has for %s: %s", architecture, config)
 		}
 	}
 	if err := Push(t.Context(), freeAddress(t)+"/some/liqo-csi:v1", amd); err == nil || !strings.Contains(err.Error(), "push ") {

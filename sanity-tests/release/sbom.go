@@ -133,7 +133,7 @@ func (b *bom) addCrates(all crates, sums map[string]string) error {
 		purl := fmt.Sprintf("pkg:cargo/%s@%s", of.Name, url.QueryEscape(of.Version))
 		one := component{Type: "library", Ref: purl, Name: of.Name, Version: of.Version, Purl: purl}
 		if of.License != nil {
-			// Cargo takes a slash for OR.
+			// A slash means OR in Cargo.toml.
 			one.Licenses = []license{{Expression: strings.ReplaceAll(*of.License, "/", " OR ")}}
 		}
 		if sum := sums[of.Name+" "+of.Version]; sum != "" {

@@ -31,7 +31,7 @@ func TestRemoteClusterOfTheDemoIsKept(t *testing.T) {
 		t.Error("the RemoteCluster of the demo is not kept")
 	}
 	if !isTestsRemoteCluster(named("remote", clusterLabel)) {
-		t.Error("the RemoteCluster of e2e/remote is kept")
+		t.Error("the RemoteCluster of e2e/remote is not deleted")
 	}
 }
 

@@ -2,7 +2,7 @@ package sample
 
 import "testing"
 
-func TestSeedIsGivenOrTheNumberOfCommits(t *testing.T) {
+func TestSeedDefaultsToTheNumberOfCommits(t *testing.T) {
 	for _, test := range []struct {
 		variable string
 		commits  int

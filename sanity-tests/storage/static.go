@@ -141,7 +141,7 @@ func recycle(ctx context.Context, client kubernetes.Interface, cluster *clusters
 			volume.ResourceVersion, metav1.NamespaceDefault, wiper)
 		_, err = all.Patch(ctx, volume.Name, types.MergePatchType, []byte(take), metav1.PatchOptions{})
 		if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
-			return nil // somebody else has it
+			return nil // another process has it
 		}
 		if err != nil {
 			return err

@@ -15,7 +15,8 @@ import (
 type Options struct {
 	// Seed of everything that is random: trees of one seed are equal.
 	Seed int64
-	// LongestLink is the longest target of a symbolic link that all file systems hold: 1023 bytes on XFS, 4095 elsewhere.
+	// LongestLink is the longest target of a symbolic link that all file systems can store: 1023 bytes on XFS, 4095
+	// elsewhere.
 	LongestLink int
 	// Losses: the tree has what a move loses with consent.
 	Losses bool
@@ -230,7 +231,7 @@ func (d folder) fillFiles() {
 	}
 }
 
-// Names of any bytes, and names that a shell, a list or a sorted walk could take for others.
+// Names of any bytes, and names that a shell, a list or a sorted walk could confuse with others.
 func (d folder) fillNames() {
 	for _, name := range []string{
 		"new\nline", "\n", "tab\t", "trailing blank ", " ", "-rf", "--", "*", "?", "$(reboot)", "`x`", "quo\"te", "quo'te", "back\\slash", "\\n",
@@ -284,7 +285,7 @@ func (d folder) fillSpecial() {
 	// The mark of overlayfs that a name was deleted.
 	d.node("whiteout", unix.S_IFCHR, 0, 0)
 	d.node("null", unix.S_IFCHR, 1, 3)
-	// More than eight bits of each number. XFS holds no larger ones than these.
+	// More than eight bits of each number. These are the largest that XFS can store.
 	d.node("large numbers", unix.S_IFBLK, 511, 262_143)
 	d.node("loop", unix.S_IFBLK, 7, 0)
 	for at, target := range []string{
@@ -299,7 +300,7 @@ func (d folder) fillSpecial() {
 
 func mode(bits uint32) func(*attributes) { return func(a *attributes) { a.mode = bits } }
 
-// Each mode of files, and each of directories: also those in which nobody may read or write.
+// Each mode of files, and each of directories: also those without any permission to read or write.
 func (d folder) fillModes() {
 	for _, bits := range []uint32{0, 0o1, 0o2, 0o4, 0o111, 0o222, 0o444, 0o777, 0o1000, 0o2000, 0o2010, 0o4000, 0o4100, 0o6755, 0o7777} {
 		d.file(fmt.Sprintf("file %04o", bits), 5)

@@ -116,7 +116,7 @@ func (r *reader) link(parent int, name, at string) string {
 	return string(target[:max(length, 0)])
 }
 
-// opened reads what is known of open files and directories only.
+// opened reads properties that require the file or directory to be open.
 func (r *reader) opened(parent int, name, at string, entry *Entry) {
 	fd, err := unix.Openat(parent, name, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -150,7 +150,7 @@ func (r *reader) xattrs(link, at string, fields map[string]string) {
 	}
 	r.keep(err, "list the attributes of %q", at)
 	for name := range bytes.SplitSeq(list[:max(length, 0)], []byte{0}) {
-		// XFS lists the ACLs once more under names of its own.
+		// XFS also lists the ACLs under its own names.
 		isACL := bytes.HasPrefix(name, []byte("trusted.SGI_ACL_"))
 		if len(name) == 0 || isACL || string(name) == "security.selinux" {
 			continue
@@ -183,8 +183,8 @@ const (
 	unwrittenExtent = 0x800      // FIEMAP_EXTENT_UNWRITTEN
 )
 
-// readExtents reads for which bytes of a file space is allocated. SEEK_DATA does not tell the same: what was read of
-// space that was not written counts as data while it is cached.
+// readExtents reads for which bytes of a file space is allocated. SEEK_DATA returns something else: unwritten space
+// counts as data while pages of it are cached.
 func (e *Entry) readExtents(fd int) error {
 	e.Allocated, e.Written = 0, 0
 	for at := uint64(0); ; {

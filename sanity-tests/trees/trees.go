@@ -17,8 +17,8 @@ type Manifest map[string]Entry
 type Entry struct {
 	// Fields are all that has to be equal in a copy, by what they are: "mode", "owner", "attribute user.x".
 	Fields map[string]string
-	// Size is the size of a file. Written is how many of its bytes have space that was written, Allocated all its space,
-	// also that beyond its end. Written is unknown if the file system does not tell.
+	// Size is the size of a file. Written is how many of its bytes have space that was written, Allocated all its
+	// space, also that beyond its end. Written is unknown if the file system does not report it.
 	Size, Written, Allocated int64
 }
 
@@ -36,7 +36,7 @@ var Losses = []Loss{ExtendedAttributes, InodeFlags}
 const (
 	flagsField = "flags"
 	xattrField = "attribute "
-	// unseenXattrs are lost without consent, as docs/move.md says: nobody without privileges sees them.
+	// unseenXattrs are lost without consent, as docs/move.md says: only privileged users can read them.
 	unseenXattrs = "trusted."
 	// slack is how many bytes of holes a copy of a file may fill. Blocks have the same size on both sides.
 	slack   = 64 << 10
@@ -113,7 +113,7 @@ func diffEntry(want, got Entry) (differences []string) {
 			differences = append(differences, fmt.Sprintf("%s: it is %s, not %s", field, orNone(found, isThere), orNone(wanted, isWanted)))
 		}
 	}
-	// A copy of space that was not written may have zeros there.
+	// A copy may have zeros in place of space that was not written.
 	if want.Written != unknown && got.Written > want.Allocated+slack {
 		differences = append(differences, fmt.Sprintf("holes: %d bytes of %d are written, and at most %d should be", got.Written, got.Size, want.Allocated))
 	}

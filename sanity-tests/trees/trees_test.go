@@ -36,7 +36,7 @@ func read(t *testing.T, root string) Manifest {
 	return tree
 }
 
-func TestTreesOfOneSeedAreEqual(t *testing.T) {
+func TestTreesWithTheSameSeedAreEqual(t *testing.T) {
 	_, tree := grow(t, 1)
 	_, again := grow(t, 1)
 	_, other := grow(t, 2)
@@ -44,10 +44,10 @@ func TestTreesOfOneSeedAreEqual(t *testing.T) {
 		t.Errorf("%d differences: %v", len(found), found[:min(len(found), 20)])
 	}
 	if len(Diff(tree, other)) < 1000 {
-		t.Error("another seed makes nearly the same tree")
+		t.Error("another seed generates nearly the same tree")
 	}
 	if len(tree) < 3000 || len(tree) > 6000 {
-		t.Errorf("there are %d names", len(tree))
+		t.Errorf("the tree has only %d names", len(tree))
 	}
 	longest := slices.MaxFunc(slices.Collect(maps.Keys(tree)), func(a, b string) int { return len(a) - len(b) })
 	if len(longest) != LongestPath {

@@ -125,7 +125,7 @@ func openRemote(ctx context.Context, home *environment, lab *clusters.Lab) (*rem
 	return env, machine.Until(ctx, "the driver in the CSINode of the virtual node "+remoteNode, func() error {
 		csiNode, err := home.client.StorageV1().CSINodes().Get(ctx, remoteNode, metav1.GetOptions{})
 		if err == nil && len(csiNode.Spec.Drivers) == 0 {
-			err = errors.New("it has no drivers")
+			err = errors.New("its CSINode has no drivers")
 		}
 		return err
 	})

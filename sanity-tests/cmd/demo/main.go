@@ -65,20 +65,20 @@ func run(ctx context.Context) (err error) {
 
 	chapter("The driver learns of the cluster " + remote + ", and a namespace is offloaded")
 	defer func() {
-		title := "The clusters part again"
+		title := "The clusters are disconnected"
 		if err != nil {
 			title = "The story ends early"
 		}
 		chapter(title)
-		err = errors.Join(err, story.part(ctx))
+		err = errors.Join(err, story.disconnect(ctx))
 		if err == nil {
 			story.suggest()
 		}
 	}()
-	if err := story.join(ctx); err != nil {
+	if err := story.connect(ctx); err != nil {
 		return err
 	}
-	return story.tell(ctx)
+	return story.runSteps(ctx)
 }
 
 // suggest prints what to try next in the lab, which keeps running.

@@ -66,7 +66,7 @@ func (s *story) releaseSource(ctx context.Context, old *page) error {
 			return err
 		}
 	}
-	return s.showTwinGone(ctx, old)
+	return s.showTwinDeleted(ctx, old)
 }
 
 // freeHomeNode returns a node of the home cluster without a pod of the demo.

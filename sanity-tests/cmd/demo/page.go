@@ -153,10 +153,10 @@ func (s *story) inPod(ctx context.Context, p *page, script string) (string, erro
 	return strings.TrimSpace(string(out)), err
 }
 
-// showGone waits until nothing of the page exists in any cluster.
-func (s *story) showGone(ctx context.Context, p *page) error {
+// showDeleted waits until nothing of the page exists in any cluster.
+func (s *story) showDeleted(ctx context.Context, p *page) error {
 	here, there := s.home.client.CoreV1(), p.at.client.CoreV1()
-	err := s.awaitGone(ctx, []object{
+	err := s.awaitDeleted(ctx, []object{
 		{"pod", fmt.Sprintf("%s/%s of cluster %s", p.at.namespace, p.pod, p.at.cluster.Name()), func(ctx context.Context) error {
 			_, err := there.Pods(p.at.namespace).Get(ctx, p.pod, metav1.GetOptions{})
 			return err
@@ -173,13 +173,13 @@ func (s *story) showGone(ctx context.Context, p *page) error {
 	if err != nil {
 		return err
 	}
-	return s.showTwinGone(ctx, p)
+	return s.showTwinDeleted(ctx, p)
 }
 
-// showTwinGone waits until the twin of the page and all its data are deleted.
-func (s *story) showTwinGone(ctx context.Context, p *page) error {
+// showTwinDeleted waits until the twin of the page and all its data are deleted.
+func (s *story) showTwinDeleted(ctx context.Context, p *page) error {
 	there := p.at.client.CoreV1()
-	err := s.awaitGone(ctx, []object{
+	err := s.awaitDeleted(ctx, []object{
 		{"twin", p.twin.Namespace + "/" + p.twin.Name, func(ctx context.Context) error {
 			_, err := there.PersistentVolumeClaims(p.twin.Namespace).Get(ctx, p.twin.Name, metav1.GetOptions{})
 			return err
@@ -192,7 +192,7 @@ func (s *story) showTwinGone(ctx context.Context, p *page) error {
 	if err != nil {
 		return err
 	}
-	return s.showDataGone(ctx, p)
+	return s.showDataDeleted(ctx, p)
 }
 
 // object is an object that must be deleted.
@@ -201,37 +201,37 @@ type object struct {
 	get           func(context.Context) error
 }
 
-func (s *story) awaitGone(ctx context.Context, objects []object) error {
+func (s *story) awaitDeleted(ctx context.Context, objects []object) error {
 	for _, left := range objects {
 		what := left.subject + " " + left.name
-		err := s.until(ctx, what+" to go", func(ctx context.Context) error { return gone(left.get(ctx), what) })
+		err := s.until(ctx, what+" to be deleted", func(ctx context.Context) error { return checkDeleted(left.get(ctx), what) })
 		if err != nil {
 			return err
 		}
-		line(left.subject, "%s is gone", left.name)
+		line(left.subject, "%s is deleted", left.name)
 	}
 	return nil
 }
 
-// showDataGone checks the data of the cluster's real driver.
-func (s *story) showDataGone(ctx context.Context, p *page) error {
+// showDataDeleted checks the data of the cluster's real driver.
+func (s *story) showDataDeleted(ctx context.Context, p *page) error {
 	if p.real.Spec.CSI == nil || p.real.Spec.CSI.Driver != storage.Reference.Name {
 		return nil // nothing of the lab keeps those bytes
 	}
 	id := p.real.Spec.CSI.VolumeHandle
 	data := storage.BackendOf(p.at.cluster, storage.Reference).Data(id)
-	err := s.until(ctx, "data of "+id+" to go", func(context.Context) error {
+	err := s.until(ctx, "data of "+id+" to be deleted", func(context.Context) error {
 		switch _, err := os.Stat(data); {
 		case errors.Is(err, fs.ErrNotExist):
 			return nil
 		case err != nil:
 			return err
 		}
-		return fmt.Errorf("%s is still there", data)
+		return fmt.Errorf("%s still exists", data)
 	})
 	if err != nil {
 		return err
 	}
-	line("data", "%s is gone from the storage of cluster %s", id, p.at.cluster.Name())
+	line("data", "%s is deleted from the storage of cluster %s", id, p.at.cluster.Name())
 	return nil
 }

@@ -25,7 +25,7 @@ const (
 	class           = "liqo"
 	diary           = "diary"
 	replicas        = 2
-	patience        = 4 * time.Minute
+	stepTimeout     = 4 * time.Minute
 )
 
 type story struct {
@@ -53,7 +53,7 @@ func newStory(lab *clusters.Lab) (s *story, err error) {
 	return s, err
 }
 
-func (s *story) tell(ctx context.Context) error {
+func (s *story) runSteps(ctx context.Context) error {
 	chapter(fmt.Sprintf("A StatefulSet of %d pods asks for volumes of class %s", replicas, class))
 	here, there, err := s.startDiary(ctx)
 	if err != nil {
@@ -146,7 +146,7 @@ func (s *story) awaitPod(ctx context.Context, p *page) error {
 		case err != nil:
 			return err
 		case p.user != nil && found.UID == p.user.UID:
-			return errors.New("the old one is still there")
+			return errors.New("the old pod still exists")
 		case found.Status.Phase != corev1.PodRunning:
 			return fmt.Errorf("it is %s: %s", found.Status.Phase, s.lastEvents(ctx))
 		}
@@ -188,7 +188,7 @@ func (s *story) showPending(ctx context.Context, p *page) error {
 			return err
 		}
 		if found.UID == p.user.UID {
-			return errors.New("the old one is still there")
+			return errors.New("the old pod still exists")
 		}
 		for _, condition := range found.Status.Conditions {
 			if condition.Type == corev1.PodScheduled && condition.Reason == corev1.PodReasonUnschedulable {
@@ -250,7 +250,7 @@ func (s *story) removeDiary(ctx context.Context, pages ...*page) error {
 		}
 	}
 	for _, p := range pages {
-		if err := s.showGone(ctx, p); err != nil {
+		if err := s.showDeleted(ctx, p); err != nil {
 			return err
 		}
 	}
@@ -271,18 +271,18 @@ func (s *story) lastEvents(ctx context.Context) string {
 }
 
 func (s *story) until(ctx context.Context, what string, condition func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
 	return machine.Until(ctx, what, func() error { return condition(ctx) })
 }
 
-// gone returns an error while the object exists.
-func gone(err error, what string) error {
+// checkDeleted returns an error while the object exists.
+func checkDeleted(err error, what string) error {
 	switch {
 	case apierrors.IsNotFound(err):
 		return nil
 	case err == nil, apierrors.IsConflict(err):
-		return fmt.Errorf("%s is still there", what)
+		return fmt.Errorf("%s still exists", what)
 	}
 	return err
 }

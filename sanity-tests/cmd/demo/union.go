@@ -23,22 +23,22 @@ const (
 	virtualNode = "to-remote"
 	// clusterKey is the label that the driver gives every node.
 	clusterKey = "topology.storage.liqo.io/cluster"
-	// partingPatience is the timeout of each deletion at the end.
-	partingPatience = 90 * time.Second
+	// disconnectTimeout is the timeout of each deletion at the end.
+	disconnectTimeout = 90 * time.Second
 )
 
 var remoteClusters = schema.GroupVersionResource{Group: "storage.liqo.io", Version: "v1alpha1", Resource: "remoteclusters"}
 
-// join connects the clusters. After a demo that was killed it continues, and deletes that demo's
+// connect declares the remote cluster and offloads the namespace. After a demo that was killed it continues, and deletes that demo's
 // pods and claims.
-func (s *story) join(ctx context.Context) error {
-	if err := s.tellDriver(ctx); err != nil {
+func (s *story) connect(ctx context.Context) error {
+	if err := s.declareRemoteCluster(ctx); err != nil {
 		return err
 	}
-	if err := s.freshNamespace(ctx); err != nil {
+	if err := s.recreateNamespace(ctx); err != nil {
 		return err
 	}
-	if err := s.showUnion(ctx); err != nil {
+	if err := s.showVirtualNode(ctx); err != nil {
 		return err
 	}
 	err := s.command(ctx, "offload", "namespace", homeNamespace,
@@ -47,9 +47,9 @@ func (s *story) join(ctx context.Context) error {
 	return err
 }
 
-// tellDriver creates the RemoteCluster, and the Secret with the kubeconfig from the other
+// declareRemoteCluster creates the RemoteCluster, and the Secret with the kubeconfig from the other
 // administrator.
-func (s *story) tellDriver(ctx context.Context) (err error) {
+func (s *story) declareRemoteCluster(ctx context.Context) (err error) {
 	var kubeconfig []byte
 	if s.access, kubeconfig, err = driver.GrantAccess(ctx, s.home.cluster, s.remote.cluster, nil); err != nil {
 		return fmt.Errorf("rights in cluster %s: %w", remote, err)
@@ -60,7 +60,7 @@ func (s *story) tellDriver(ctx context.Context) (err error) {
 		_, err = secrets.Update(ctx, secret, metav1.UpdateOptions{})
 	}
 	if err != nil {
-		return fmt.Errorf("keep the kubeconfig of cluster %s: %w", remote, err)
+		return fmt.Errorf("store the kubeconfig of cluster %s: %w", remote, err)
 	}
 
 	wanted := remoteCluster()
@@ -74,7 +74,7 @@ func (s *story) tellDriver(ctx context.Context) (err error) {
 		_, err = known.Create(ctx, wanted, metav1.CreateOptions{})
 	}
 	if err != nil {
-		return fmt.Errorf("tell the driver of cluster %s: %w", remote, err)
+		return fmt.Errorf("create the RemoteCluster of cluster %s: %w", remote, err)
 	}
 	return nil
 }
@@ -91,7 +91,7 @@ func remoteCluster() *unstructured.Unstructured {
 	}}
 }
 
-func (s *story) freshNamespace(ctx context.Context) error {
+func (s *story) recreateNamespace(ctx context.Context) error {
 	if err := s.removeNamespace(ctx, s.home); err != nil {
 		return err
 	}
@@ -106,13 +106,13 @@ func (s *story) freshNamespace(ctx context.Context) error {
 // removeNamespace is done when the volumes of its claims are deleted, too.
 func (s *story) removeNamespace(ctx context.Context, in side) error {
 	what := fmt.Sprintf("namespace %s of cluster %s", in.namespace, in.cluster.Name())
-	err := s.until(ctx, what+" to go", func(ctx context.Context) error {
-		return gone(in.client.CoreV1().Namespaces().Delete(ctx, in.namespace, metav1.DeleteOptions{}), what)
+	err := s.until(ctx, what+" to be deleted", func(ctx context.Context) error {
+		return checkDeleted(in.client.CoreV1().Namespaces().Delete(ctx, in.namespace, metav1.DeleteOptions{}), what)
 	})
 	if err != nil {
 		return err
 	}
-	return s.until(ctx, "the volumes of "+what+" to go", func(ctx context.Context) error {
+	return s.until(ctx, "the volumes of "+what+" to be deleted", func(ctx context.Context) error {
 		volumes, err := in.client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return err
@@ -126,8 +126,8 @@ func (s *story) removeNamespace(ctx context.Context, in side) error {
 	})
 }
 
-// showUnion shows what the driver added to the node, when the scheduler can use it.
-func (s *story) showUnion(ctx context.Context) error {
+// showVirtualNode shows what the driver added to the node, when the scheduler can use it.
+func (s *story) showVirtualNode(ctx context.Context) error {
 	capacity, err := s.capacity(ctx)
 	if err != nil {
 		return err
@@ -147,13 +147,13 @@ func (s *story) showUnion(ctx context.Context) error {
 	secret, _, _ := unstructured.NestedString(object.Object, "spec", "kubeconfigSecretRef", "name")
 	version, _, _ := unstructured.NestedString(object.Object, "status", "serverVersion")
 	line("cluster", "RemoteCluster %s, kubeconfig in Secret %s/%s; %s, %s", object.GetName(), chart.Namespace, secret,
-		strings.Join(standing(object), ", "), version)
+		strings.Join(conditionsOf(object), ", "), version)
 	line("fabric", "made node %s, which stands for that cluster: %s CPUs, %s of memory", node.Name,
 		node.Status.Allocatable.Cpu(), node.Status.Allocatable.Memory())
 	for _, node := range nodes.Items {
 		line("node", "%s has from the driver %s=%s", node.Name, clusterKey, node.Labels[clusterKey])
 	}
-	line("scheduler", "is told that class %s has room for %s there", class, capacity)
+	line("scheduler", "knows that class %s has a capacity of %s there", class, capacity)
 	return nil
 }
 
@@ -164,7 +164,7 @@ func (s *story) readyRemoteCluster(ctx context.Context) (object *unstructured.Un
 			return err
 		}
 		observed, _, _ := unstructured.NestedInt64(object.Object, "status", "observedGeneration")
-		if conditions := standing(object); observed != object.GetGeneration() || !slices.Contains(conditions, "Ready: True") {
+		if conditions := conditionsOf(object); observed != object.GetGeneration() || !slices.Contains(conditions, "Ready: True") {
 			reason, _, _ := unstructured.NestedString(object.Object, "status", "lastError")
 			return fmt.Errorf("it is %q %s", conditions, reason)
 		}
@@ -173,15 +173,15 @@ func (s *story) readyRemoteCluster(ctx context.Context) (object *unstructured.Un
 	return object, err
 }
 
-// standing returns the conditions of a RemoteCluster.
-func standing(object *unstructured.Unstructured) (told []string) {
+// conditionsOf returns the conditions of a RemoteCluster.
+func conditionsOf(object *unstructured.Unstructured) (texts []string) {
 	conditions, _, _ := unstructured.NestedSlice(object.Object, "status", "conditions")
 	for _, condition := range conditions {
 		if fields, is := condition.(map[string]any); is {
-			told = append(told, fmt.Sprintf("%v: %v", fields["type"], fields["status"]))
+			texts = append(texts, fmt.Sprintf("%v: %v", fields["type"], fields["status"]))
 		}
 	}
-	return told
+	return texts
 }
 
 // capacity returns the capacity that the driver has published for the class in the remote cluster.
@@ -218,7 +218,7 @@ func (s *story) usableVirtualNode(ctx context.Context) (node *corev1.Node, err e
 			return fmt.Errorf("it has no label %s=%s", clusterKey, remote)
 		}
 		if node.Status.Allocatable.Cpu().IsZero() {
-			return errors.New("it is not known what the cluster offers")
+			return errors.New("the capacity of the cluster is not published")
 		}
 		csiNode, err := s.home.client.StorageV1().CSINodes().Get(ctx, virtualNode, metav1.GetOptions{})
 		if err != nil {
@@ -234,13 +234,13 @@ func (s *story) usableVirtualNode(ctx context.Context) (node *corev1.Node, err e
 	return node, err
 }
 
-// part undoes join, also after an error or when ctx is done. If one deletion fails, it continues
+// disconnect undoes connect, also after an error or when ctx is done. If one deletion fails, it continues
 // with the others.
-func (s *story) part(ctx context.Context) error {
+func (s *story) disconnect(ctx context.Context) error {
 	ctx = context.WithoutCancel(ctx)
 	var failed error
 	step := func(what string, remove func(context.Context) error) {
-		ctx, cancel := context.WithTimeout(ctx, partingPatience)
+		ctx, cancel := context.WithTimeout(ctx, disconnectTimeout)
 		defer cancel()
 		if err := remove(ctx); err != nil {
 			failed = errors.Join(failed, err)
@@ -268,7 +268,7 @@ func (s *story) part(ctx context.Context) error {
 
 func (s *story) removeRemoteCluster(ctx context.Context) error {
 	what := "RemoteCluster " + remote
-	return s.until(ctx, what+" to go", func(ctx context.Context) error {
-		return gone(s.dynamic.Resource(remoteClusters).Delete(ctx, remote, metav1.DeleteOptions{}), what)
+	return s.until(ctx, what+" to be deleted", func(ctx context.Context) error {
+		return checkDeleted(s.dynamic.Resource(remoteClusters).Delete(ctx, remote, metav1.DeleteOptions{}), what)
 	})
 }

@@ -16,10 +16,10 @@ func TestUpFlags(t *testing.T) {
 		t.Errorf("%+v, %v", options.Clusters, err)
 	}
 	if !withStorage {
-		t.Error("a lab without storage, though nobody asked for that")
+		t.Error("a lab without storage although this was not requested")
 	}
 	if _, _, err := parseUp([]string{"now"}); err == nil {
-		t.Error("an argument that means nothing is taken")
+		t.Error("an unknown argument is accepted")
 	}
 }
 
@@ -29,11 +29,11 @@ func TestFaultFlags(t *testing.T) {
 		t.Errorf("%v, %v", got, err)
 	}
 	if _, err := parseFaults([]string{"hang", "--up", "2s"}); err == nil {
-		t.Error("a hang with a delay is taken")
+		t.Error("a hang with a delay is accepted")
 	}
 }
 
-func TestWithoutACommandAllAreNamed(t *testing.T) {
+func TestUsageListsAllCommands(t *testing.T) {
 	for _, arguments := range [][]string{nil, {"explode"}} {
 		err := run(t.Context(), arguments)
 		if err == nil || !strings.Contains(err.Error(), "lab partition") {

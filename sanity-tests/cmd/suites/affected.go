@@ -28,7 +28,7 @@ const (
 	movesFaults = "move"
 	expansion   = "Grow|Expan|Size|Quota"
 	copies      = "Snapshot|Clone|Copi|Copy|Restore|VolumeMode|Populat|PrimeClaim"
-	rights      = "Rights|Role|Fence|Liqo"
+	rights      = "Rights|Role|Restricted|PoliciesApply|Liqo"
 )
 
 var (
@@ -39,14 +39,14 @@ var (
 	snapshot = []selection{{"driver", copies}, {"remote", copies}, {"faults", "snapshot|restore"}}
 	growth   = []selection{{"driver", expansion + "|AllowedClasses"}, {"remote", expansion}, {"faults", "grows"}}
 	modified = []selection{{"driver", "Attributes"}, {"remote", "Attributes"}, {"faults", "attributes"}}
-	capacity = []selection{{"driver", "Room|Placement|Node|Cordon"}, {"remote", "Left|Full|Quota|Refus"}, {"faults", "room|refuses"}}
-	deletion = []selection{{"driver", "Delet|Retain|Claim|Rescued"}, {"remote", "Delet|Retain|Claim|Held"}, {"faults", "retain|deleted|abandoned|goes"}}
+	capacity = []selection{{"driver", "Node|Cordon"}, {"remote", "Capacity|Full|Quota|Refus"}, {"faults", "capacity|refuses"}}
+	deletion = []selection{{"driver", "Delet|Retain|Claim|Recovered"}, {"remote", "Delet|Retain|Claim"}, {"faults", "retain|deleted"}}
 
-	offloading = []selection{{"offload", ""}, {"faults", "FabricDying"}}
+	offloading = []selection{{"offload", ""}, {"faults", "FabricWithCrash"}}
 	reflection = []selection{{"offload", "Copied|Service|Quick|Manifests"}}
-	remotePods = []selection{{"offload", "Pod|Job|AtMostOnce|RunThere|Database"}, {"faults", "FabricDying.*pods"}, {"node conformance", ""}}
+	remotePods = []selection{{"offload", "Pod|Job|Database"}, {"faults", "FabricWithCrash.*pods"}, {"node conformance", ""}}
 	everywhere = []selection{{"driver", ""}, {"remote", ""}, {"faults", ""}}
-	remoteSide = []selection{{"remote", ""}, {"faults", "another_cluster|Trouble"}}
+	remoteSide = []selection{{"remote", ""}, {"faults", "another_cluster|FaultsBetween"}}
 	connects   = []selection{{"remote", "Connect|Session"}, {"pages", "TwoClusters"}}
 	k8sTests   = []selection{{"external storage", ""}, {"node conformance", ""}}
 	lab        = []selection{{"lab", ""}, {"storage", ""}, {"fabric", ""}}
@@ -58,11 +58,11 @@ var coreOnly []selection
 // table: the first line whose prefix matches counts. A path that no line matches is not a source,
 // and does not affect lab tests.
 var table = []tableLine{
-	{prefix: "crates/fabric/src/streams/", tests: []selection{{"offload", "UsersReach|OwnPods"}}},
+	{prefix: "crates/fabric/src/streams/", tests: []selection{{"offload", "StreamsReach|OwnPods"}}},
 	{prefix: "crates/fabric/src/reflect/", tests: reflection},
-	{prefix: "crates/fabric/src/node/", tests: []selection{{"offload", "Node|AtMostOnce|DaemonSet|Unoffload"}, {"faults", "FabricDying.*node_of"}}},
+	{prefix: "crates/fabric/src/node/", tests: []selection{{"offload", "Node|AtMostOnce|DaemonSet|Unoffload"}, {"faults", "FabricWithCrash.*node_of"}}},
 	{prefix: "crates/fabric/src/pods/", tests: remotePods},
-	{prefix: "crates/fabric/src/rights", tests: []selection{{"offload", "Fence|Rights"}}},
+	{prefix: "crates/fabric/src/rights", tests: []selection{{"offload", "Restricted|PoliciesApply|Rights"}}},
 	{prefix: "crates/fabric/src/", tests: offloading},
 	{prefix: "crates/model/src/offload/reflection/", tests: reflection},
 	{prefix: "crates/model/src/offload/network", tests: []selection{{"offload", "Service|Database"}}},
@@ -166,20 +166,20 @@ var table = []tableLine{
 	{prefix: "crates/controllers/src/mirror", tests: remoteSide},
 	{prefix: "crates/controllers/src/attachments", tests: []selection{{"driver", ""}, {"faults", "attached|OutOfService|Kills"}}},
 	{prefix: "crates/controllers/src/health", tests: []selection{{"driver", "Doctor|VolumesShows"}, {"remote", "Shown"}}},
-	{prefix: "crates/controllers/src/serving", tests: []selection{{"offload", "UsersReach|OwnPods"}}},
+	{prefix: "crates/controllers/src/serving", tests: []selection{{"offload", "StreamsReach|OwnPods"}}},
 	{prefix: "crates/controllers/src/metrics", tests: coreOnly},
-	{prefix: "src/inspect/", tests: []selection{{"driver", "Doctor|VolumesShows|SpeaksAgainst"}, {"remote", "Shown|Said"}}},
+	{prefix: "src/inspect/", tests: []selection{{"driver", "Doctor|VolumesShows|Blocker"}, {"remote", "Shown|LimitOf"}}},
 	{prefix: "src/cli/doctor", tests: []selection{{"driver", "Doctor|HelmTest"}}},
 	{prefix: "src/cli/volumes", tests: []selection{{"driver", "VolumesShows"}}},
 	{prefix: "src/cli/clusters", tests: []selection{{"remote", "Shown"}}},
-	{prefix: "crates/observe/src/crash", tests: []selection{{"faults", "Dying"}}},
+	{prefix: "crates/observe/src/crash", tests: []selection{{"faults", "CrashAtEveryPoint"}}},
 	{prefix: "crates/model/src/placement/", tests: everywhere},
 	{prefix: "crates/twin/src/", tests: everywhere},
 	{prefix: "crates/model/src/volume/", tests: everywhere},
 	{prefix: "crates/controllers/src/", tests: everywhere},
 	{prefix: "crates/cluster/src/lease", tests: everywhere},
 	{prefix: "crates/cluster/src/queue", tests: everywhere},
-	{prefix: "crates/cluster/src/api/remote_cluster", tests: []selection{{"remote", "Declared|Meant"}}},
+	{prefix: "crates/cluster/src/api/remote_cluster", tests: []selection{{"remote", "Contradictory|SpecOf|WithItsRemoteCluster"}}},
 	{prefix: "src/", tests: coreOnly},
 	{prefix: "crates/", tests: coreOnly},
 	{prefix: "build.rs", tests: coreOnly},
@@ -209,7 +209,7 @@ var table = []tableLine{
 	{prefix: "sanity-tests/images/", tests: lab},
 	{prefix: "sanity-tests/release/", tests: []selection{{"driver", "Readme"}}},
 	{prefix: "sanity-tests/clusters/", tests: lab},
-	{prefix: "sanity-tests/faults/", tests: []selection{{"lab", ""}, {"faults", "Trouble"}, {"remote", "Slow|Hostile"}}},
+	{prefix: "sanity-tests/faults/", tests: []selection{{"lab", ""}, {"faults", "FaultsBetween"}, {"remote", "Slow|Hostile"}}},
 	{prefix: "sanity-tests/cmd/lab/", tests: []selection{{"lab", ""}}},
 	{prefix: "sanity-tests/trees/", tests: []selection{{"driver", "GeneratedTree"}, {"remote", "GeneratedTree"}}},
 	{prefix: "sanity-tests/account/", tests: []selection{{"faults", "Forgets"}}},

@@ -20,7 +20,7 @@ func TestEverySourceIsInTheTable(t *testing.T) {
 }
 
 // A line that matches no file, or no test, is outdated.
-func TestEveryLineOfTheTableIsOfUse(t *testing.T) {
+func TestEveryLineOfTheTableMatches(t *testing.T) {
 	all, _ := repositoryTests(t)
 	first := map[string]bool{}
 	for _, path := range files(t) {
@@ -40,7 +40,7 @@ func TestEveryLineOfTheTableIsOfUse(t *testing.T) {
 }
 
 // A test must also run when what it tests has changed, and not only when its own file has.
-func TestEveryLabTestIsReachedFromWhatItTests(t *testing.T) {
+func TestEveryLabTestIsSelectedByTheTable(t *testing.T) {
 	all, _ := repositoryTests(t)
 	reached := map[string]bool{}
 	for _, line := range table {

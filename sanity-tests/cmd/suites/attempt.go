@@ -14,15 +14,15 @@ import (
 	"time"
 )
 
-// errTimeIsUp is the cause of a command that was stopped at its limit.
-var errTimeIsUp = errors.New("time limit exceeded")
+// errTimeout is the cause of a command that was stopped at its limit.
+var errTimeout = errors.New("time limit exceeded")
 
 // timeToEnd is the grace period of a stopped command, in which Go programs print their goroutines.
 const timeToEnd = 30 * time.Second
 
 // attempt runs a command of a suite and counts its tests.
 func (r *runner) attempt(ctx context.Context, s suite, command []string, limit time.Duration) result {
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, errTimeIsUp)
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, errTimeout)
 	defer cancel()
 	fmt.Fprintf(r.out, "=== %s: %s\n", s.name, strings.Join(command, " "))
 	counter := s.counter(r.out)
@@ -39,8 +39,8 @@ func (r *runner) attempt(ctx context.Context, s suite, command []string, limit t
 	}
 	switch {
 	case ctx.Err() == nil:
-	case errors.Is(context.Cause(ctx), errTimeIsUp):
-		err = fmt.Errorf("stopped after %s: %w", limit, errTimeIsUp)
+	case errors.Is(context.Cause(ctx), errTimeout):
+		err = fmt.Errorf("stopped after %s: %w", limit, errTimeout)
 	default:
 		err = errors.New("stopped by a signal")
 	}
@@ -50,13 +50,13 @@ func (r *runner) attempt(ctx context.Context, s suite, command []string, limit t
 	return counter.result(err)
 }
 
-// group returns a command with a process group of its own. At its limit the group gets SIGQUIT, at
+// group returns a command with a process group of its own. At its limit the group gets SIGQUIT, on
 // which Go programs print the stacks of their goroutines.
 func group(ctx context.Context, command []string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error {
-		if errors.Is(context.Cause(ctx), errTimeIsUp) {
+		if errors.Is(context.Cause(ctx), errTimeout) {
 			return syscall.Kill(-cmd.Process.Pid, syscall.SIGQUIT)
 		}
 		return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM)

@@ -41,16 +41,16 @@ const (
 	suiteSetUp = 15.
 	// legsSetUp is the same for a function with legs.
 	legsSetUp = 15.
-	// evenly is the part of the tests that may run at once that do on two cores, on average: some end before others, and
-	// they take CPU from each other.
-	evenly = 2. / 3
+	// parallelEfficiency is how many parallel tests run at the same time on two cores on average, as a fraction of
+	// those that may: some end before others, and they compete for the CPU.
+	parallelEfficiency = 2. / 3
 )
 
 func (c costs) of(t labTest, args string) cost {
 	if known, ok := c[costKey(t.String(), args)]; ok {
 		return known
 	}
-	if args != "" { // flags of the core take away about a third
+	if args != "" { // flags of the core shorten a test by about a third
 		full := c.of(t, "")
 		return cost{full.seconds * 2 / 3, full.longest * 2 / 3}
 	}
@@ -100,7 +100,7 @@ func (l load) with(t plannedTest) suiteLoad {
 		of.alone += one.longest // its subtests may run beside each other
 		return of
 	}
-	of.beside += one.seconds / (float64(t.atOnce) * evenly)
+	of.beside += one.seconds / (float64(t.atOnce) * parallelEfficiency)
 	of.longest = max(of.longest, one.longest)
 	return of
 }

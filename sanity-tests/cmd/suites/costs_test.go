@@ -4,18 +4,18 @@ import (
 	"testing"
 )
 
-func TestCostsAreTakenFromALog(t *testing.T) {
+func TestCostsAreReadFromALog(t *testing.T) {
 	coreBefore := core
 	t.Cleanup(func() { core = coreBefore })
-	core = []coreTest{{suite: "faults", test: "TestLegs/a", args: "-short-leg=a"}, {suite: "faults", test: "TestLifeAmongKills", args: "-cycles=6"}}
+	core = []coreTest{{suite: "faults", test: "TestLegs/a", args: "-short-leg=a"}, {suite: "faults", test: "TestVolumesSurviveRandomKills", args: "-cycles=6"}}
 	all := []labTest{
 		{suite: "driver", function: "TestA"}, {suite: "driver", function: "TestRows"}, {suite: "driver", function: "TestFails"},
 		{suite: "driver", function: "TestOld"},
 		{suite: "faults", function: "TestLegs", leg: "a"}, {suite: "faults", function: "TestLegs", leg: "b"},
-		{suite: "faults", function: "TestLifeAmongKills"},
+		{suite: "faults", function: "TestVolumesSurviveRandomKills"},
 		{suite: "csi-sanity", function: "TestDriver", leg: "ext4"}, {suite: "csi-sanity", function: "TestDriver", leg: "block"},
 	}
-	before := costs{"driver TestFails": {7, 7}, "driver TestOld": {8, 8}, "driver TestGone": {9, 9}, "faults TestLifeAmongKills": {300, 300}}
+	before := costs{"driver TestFails": {7, 7}, "driver TestOld": {8, 8}, "driver TestGone": {9, 9}, "faults TestVolumesSurviveRandomKills": {300, 300}}
 	got := before.measured(`=== driver: go test -json -count=1 ./e2e/driver
 PASS sanity-tests/e2e/driver TestA (12.5s)
 PASS sanity-tests/e2e/driver TestA/step (12.0s)
@@ -29,12 +29,12 @@ FAIL sanity-tests/e2e/driver TestFails (240.0s)
 PASS sanity-tests/e2e/faults TestLegs/a (40.0s)
 PASS sanity-tests/e2e/faults TestLegs/b (50.0s)
 PASS sanity-tests/e2e/faults TestLegs (100.0s)
-PASS sanity-tests/e2e/faults TestLifeAmongKills/volumes/at_once/1 (30.0s)
-PASS sanity-tests/e2e/faults TestLifeAmongKills/volumes/at_once/2 (40.0s)
-PASS sanity-tests/e2e/faults TestLifeAmongKills/volumes/at_once (0.0s)
-PASS sanity-tests/e2e/faults TestLifeAmongKills/volumes (40.0s)
-PASS sanity-tests/e2e/faults TestLifeAmongKills/2_kills_of_node/driver (0.0s)
-PASS sanity-tests/e2e/faults TestLifeAmongKills (60.0s)
+PASS sanity-tests/e2e/faults TestVolumesSurviveRandomKills/volumes/at_once/1 (30.0s)
+PASS sanity-tests/e2e/faults TestVolumesSurviveRandomKills/volumes/at_once/2 (40.0s)
+PASS sanity-tests/e2e/faults TestVolumesSurviveRandomKills/volumes/at_once (0.0s)
+PASS sanity-tests/e2e/faults TestVolumesSurviveRandomKills/volumes (40.0s)
+PASS sanity-tests/e2e/faults TestVolumesSurviveRandomKills/2_kills_of_node/driver (0.0s)
+PASS sanity-tests/e2e/faults TestVolumesSurviveRandomKills (60.0s)
 === csi-sanity: go test -json -count=1 ./sanity
 PASS sanity-tests/conformance/sanity TestDriver/ext4/a_spec (0.0s)
 PASS sanity-tests/conformance/sanity TestDriver/ext4 (0.0s)
@@ -52,8 +52,8 @@ driver TestRows 70.0 40.0
 faults TestLegs 10.0 10.0
 faults TestLegs/a -short-leg=a 40.0 40.0
 faults TestLegs/b 50.0 50.0
-faults TestLifeAmongKills 300.0 300.0
-faults TestLifeAmongKills -cycles=6 60.0 60.0
+faults TestVolumesSurviveRandomKills 300.0 300.0
+faults TestVolumesSurviveRandomKills -cycles=6 60.0 60.0
 `
 	if got.String() != want {
 		t.Errorf("got\n%swant\n%s", got, want)

@@ -28,7 +28,7 @@ func want(t *testing.T, got result, passed, skipped int, failures ...string) {
 	}
 }
 
-func TestCargoClosingLinesAreSummed(t *testing.T) {
+func TestCargoResultLinesAreSummed(t *testing.T) {
 	got := feed(newCargoCounter(io.Discard), errors.New("exit status 101"), `running 9 tests
 test a ... ok
 test one::of::them ... FAILED
@@ -68,12 +68,12 @@ error: test failed, to rerun pass `+"`--test trouble`"+`
 `)
 	want(t, got, 1, 0, "a", "a test program")
 	if got.failures[1].noRetry == "" {
-		t.Error("it would be run again")
+		t.Error("it would be retried")
 	}
 }
 
-func TestCargoTestThatHangsIsNamed(t *testing.T) {
-	got := feed(newCargoCounter(io.Discard), errTimeIsUp, `running 2 tests
+func TestHangingCargoTestIsNamed(t *testing.T) {
+	got := feed(newCargoCounter(io.Discard), errTimeout, `running 2 tests
 test a has been running for over 60 seconds
 test b has been running for over 60 seconds
 test b ... ok
@@ -81,7 +81,7 @@ test b ... ok
 	want(t, got, 0, 0, "a (did not end)")
 }
 
-func TestCheckThatFailsShowsItsEnd(t *testing.T) {
+func TestFailedCheckShowsTheEndOfItsOutput(t *testing.T) {
 	got := feed(newCheckCounter(io.Discard), errors.New("exit status 1"), strings.Repeat("compiling\n", 20)+"error: no such thing\n")
 	want(t, got, 0, 0, "")
 	if log := got.failures[0].log; !strings.HasSuffix(log, "error: no such thing") {
@@ -89,7 +89,7 @@ func TestCheckThatFailsShowsItsEnd(t *testing.T) {
 	}
 }
 
-func TestGoTestsWithSubtestsCountByTheirLeaves(t *testing.T) {
+func TestGoTestsWithSubtestsAreCountedByLeaves(t *testing.T) {
 	got := feed(newGoCounter(io.Discard), errors.New("exit status 1"), `{"Action":"run","Package":"m/p","Test":"A"}
 {"Action":"run","Package":"m/p","Test":"A/x"}
 {"Action":"output","Package":"m/p","Test":"A/x","Output":"no such thing\n"}
@@ -107,7 +107,7 @@ func TestGoTestsWithSubtestsCountByTheirLeaves(t *testing.T) {
 }
 
 // A function that logged something may have failed itself, so its leg alone proves nothing.
-func TestGoFunctionThatSpeaksIsRunAgainWhole(t *testing.T) {
+func TestGoFunctionThatLogsIsRetriedAsAWhole(t *testing.T) {
 	got := feed(newGoCounter(io.Discard), errors.New("exit status 1"), `{"Action":"run","Package":"m/p","Test":"A"}
 {"Action":"fail","Package":"m/p","Test":"A/x"}
 {"Action":"output","Package":"m/p","Test":"A","Output":"    a_test.go:7: nobody was killed\n"}
@@ -120,7 +120,7 @@ func TestGoFunctionThatSpeaksIsRunAgainWhole(t *testing.T) {
 	}
 }
 
-func TestGoFunctionMayFailThoughItsSubtestsPass(t *testing.T) {
+func TestGoFunctionMayFailAlthoughItsSubtestsPass(t *testing.T) {
 	got := feed(newGoCounter(io.Discard), errors.New("exit status 1"), `{"Action":"run","Package":"m/p","Test":"A"}
 {"Action":"pass","Package":"m/p","Test":"A/x"}
 {"Action":"fail","Package":"m/p","Test":"A"}
@@ -129,7 +129,7 @@ func TestGoFunctionMayFailThoughItsSubtestsPass(t *testing.T) {
 	want(t, got, 1, 0, "p A")
 }
 
-func TestGoPackageThatFailsWithoutATestIsNamed(t *testing.T) {
+func TestGoPackageThatFailsWithoutAFailedTestIsNamed(t *testing.T) {
 	got := feed(newGoCounter(io.Discard), errors.New("exit status 1"), `{"ImportPath":"m/q [m/q.test]","Action":"build-output","Output":"q.go:1: no such thing\n"}
 {"ImportPath":"m/q [m/q.test]","Action":"build-fail"}
 {"Action":"fail","Package":"m/q","FailedBuild":"m/q [m/q.test]"}
@@ -149,7 +149,7 @@ func TestGoPackageThatFailsWithoutATestIsNamed(t *testing.T) {
 }
 
 // Paused parallel tests have not failed; they have not run.
-func TestGoTestsThatWereRunningWhenTimeWasUpFailed(t *testing.T) {
+func TestGoTestsThatRunAtTheTimeoutFail(t *testing.T) {
 	var out strings.Builder
 	got := feed(newGoCounter(&out), errors.New("exit status 1"), `{"Action":"run","Package":"m/p","Test":"Waits"}
 {"Action":"pause","Package":"m/p","Test":"Waits"}
@@ -178,14 +178,14 @@ func TestGoTestsThatWereRunningWhenTimeWasUpFailed(t *testing.T) {
 	}
 }
 
-func TestGoroutinesAreNotShownWithoutEnd(t *testing.T) {
+func TestPrintedGoroutinesAreLimited(t *testing.T) {
 	last := crashOutput("panic: test timed out after 1s\n\n" + strings.Repeat("goroutine 1 [select]:\nmain.f()\n\n", 1000))
 	if n := strings.Count(last.shortened(), "\n"); n != linesOfGoroutines+1 {
 		t.Errorf("%d lines", n)
 	}
 }
 
-func TestGoProgramThatCrashesIsNotRunAgain(t *testing.T) {
+func TestGoProgramThatCrashesIsNotRetried(t *testing.T) {
 	got := feed(newGoCounter(io.Discard), errors.New("exit status 1"), `{"Action":"run","Package":"m/p","Test":"A"}
 {"Action":"output","Package":"m/p","Test":"A","Output":"panic: nil map\n"}
 {"Action":"run","Package":"m/p","Test":"B"}
@@ -195,7 +195,7 @@ func TestGoProgramThatCrashesIsNotRunAgain(t *testing.T) {
 	want(t, got, 0, 0, "p A", "p B (did not end)")
 	for _, f := range got.failures {
 		if f.noRetry == "" {
-			t.Errorf("%s would be run again", f.name)
+			t.Errorf("%s would be retried", f.name)
 		}
 	}
 }

@@ -13,8 +13,8 @@ import (
 // flakyFile, in sanity-tests, lists tests that failed and then passed.
 const flakyFile = "flaky.txt"
 
-// mostCommits is how many commits a test may stay in the list.
-const mostCommits = 100
+// maxCommits is how many commits a test may stay in the list.
+const maxCommits = 100
 
 // flakyTest is a line of the list. since is the number of commits in the history when the test was
 // first flaky.
@@ -47,9 +47,9 @@ func parseFlaky(text string) (list []flakyTest, err error) {
 	return list, nil
 }
 
-// tooOld returns the tests that have been flaky for more than mostCommits.
+// tooOld returns the tests that have been flaky for more than maxCommits.
 func tooOld(list []flakyTest, commits int) []flakyTest {
-	return filter(list, func(f flakyTest) bool { return commits-f.since > mostCommits })
+	return filter(list, func(f flakyTest) bool { return commits-f.since > maxCommits })
 }
 
 // checkFlaky reads the list of flaky tests, and makes the run fail if one is too old.

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-func TestFlakyListIsRead(t *testing.T) {
+func TestParseFlakyList(t *testing.T) {
 	got, err := parseFlaky("# a comment\n\ndriver\tsanity-tests/e2e/driver TestA/b\t350\nrust\ta::b\t351\n")
 	if want := []flakyTest{{"driver", "sanity-tests/e2e/driver TestA/b", 350}, {"rust", "a::b", 351}}; err != nil || !slices.Equal(got, want) {
 		t.Errorf("got %v, %v", got, err)
@@ -23,7 +23,7 @@ func TestFlakyListIsRead(t *testing.T) {
 	}
 }
 
-func TestFlakyListIsRefused(t *testing.T) {
+func TestInvalidFlakyListIsRejected(t *testing.T) {
 	for _, text := range []string{"rust a::b 350", "rust\ta::b", "rust\ta::b\tsoon", "rust\ta::b\t0", "\ta::b\t350", "rust\ta::b\t350\tx"} {
 		if _, err := parseFlaky(text); err == nil {
 			t.Errorf("%q is accepted", text)
@@ -31,7 +31,7 @@ func TestFlakyListIsRefused(t *testing.T) {
 	}
 }
 
-func TestOldEntryMakesTheRunRed(t *testing.T) {
+func TestOldFlakyEntryMakesTheRunFail(t *testing.T) {
 	list := filepath.Join(t.TempDir(), flakyFile)
 	if err := os.WriteFile(list, []byte("rust\ta::b\t349\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -56,7 +56,7 @@ func TestFlakyListOfTheRepository(t *testing.T) {
 	}
 }
 
-func TestKnownFlakyTestIsNotToBeAddedAgain(t *testing.T) {
+func TestKnownFlakyTestIsNotSuggestedAgain(t *testing.T) {
 	r, out := newRunner(t)
 	r.known = []flakyTest{{"flaky", "p A", 440}}
 	r.run(t.Context(), []suite{fake("flaky", failing("A", "no answer")+packageFails, map[string]string{"m/p A": passing("A")})})

@@ -120,7 +120,7 @@ func shortPackage(path string) string {
 func (c *goCounter) result(err error) result {
 	got := result{passes: map[string]bool{}, log: c.log.String()}
 	for _, name := range slices.Sorted(maps.Keys(c.packages)) {
-		c.count(&got, c.packages[name], errors.Is(err, errTimeIsUp))
+		c.count(&got, c.packages[name], errors.Is(err, errTimeout))
 	}
 	return got.orOneFailure(err)
 }

@@ -55,14 +55,14 @@ func there(n int) func() { return nil }
 func TestLabTestsOfTheRepository(t *testing.T) {
 	all, _ := repositoryTests(t)
 	for name, atOnce := range map[string]int{
-		"driver TestRetainKeepsTheData":                               16,
-		"driver TestUninstallAndReinstallWithLiveVolumes":             1,
-		"driver TestMovesAndClaimsChooseAllowedClasses":               1,
-		"remote TestHostileClustersHarmNobodyElse":                    1,
-		"offload TestPodsRunAtMostOnceWhateverFails":                  1,
-		"faults TestDyingAtEveryCrashPoint/a_volume_that_is_attached": 1,
-		"csi-sanity TestDriver/ext4":                                  1,
-		"storage TestSnapshotsAndClones":                              6,
+		"driver TestRetainKeepsTheData":                          16,
+		"driver TestUninstallAndReinstallWithVolumesInUse":       1,
+		"driver TestMovesAndClaimsChooseAllowedClasses":          1,
+		"remote TestHostileClustersDoNotAffectOthers":            1,
+		"offload TestPodsRunAtMostOnceDespiteFaults":             1,
+		"faults TestCrashAtEveryPoint/a_volume_that_is_attached": 1,
+		"csi-sanity TestDriver/ext4":                             1,
+		"storage TestSnapshotsAndClones":                         6,
 	} {
 		at := slices.IndexFunc(all, func(one labTest) bool { return one.String() == name })
 		if at < 0 {
@@ -79,7 +79,7 @@ func TestLabTestsOfTheRepository(t *testing.T) {
 // A test that is not parallel delays all others, though its subtests may run beside theirs.
 func TestTestsWithParallelSubtestsAreParallel(t *testing.T) {
 	all, known := repositoryTests(t)
-	alone := []string{"driver TestMovesAndClaimsChooseAllowedClasses", "faults TestLifeAmongKills"}
+	alone := []string{"driver TestMovesAndClaimsChooseAllowedClasses", "faults TestVolumesSurviveRandomKills"}
 	for _, one := range all {
 		of := known.of(one, "")
 		if of.longest < of.seconds-1 && one.atOnce == 1 && !slices.Contains(alone, one.String()) {

@@ -34,9 +34,9 @@ import (
 	"storage.liqo.io/sanity-tests/sample"
 )
 
-// mostTime is the time after which `make test` starts no further suite. `make test-all` takes hours
+// maxTime is the time after which `make test` starts no further suite. `make test-all` takes hours
 // and has no such limit: it can be continued with any suite (-from).
-const mostTime = 60 * time.Minute
+const maxTime = 60 * time.Minute
 
 func main() {
 	all := flag.Bool("all", false, "run all tests instead of those that fit into CI")
@@ -88,7 +88,7 @@ func main() {
 	defer stop()
 	r := &runner{out: os.Stdout, began: time.Now(), keepLab: *keep, isRoot: os.Geteuid() == 0, commits: sample.Commits()}
 	if !*all {
-		r.budget = mostTime
+		r.budget = maxTime
 	}
 	r.prepare(ctx, root)
 	r.run(ctx, todo)

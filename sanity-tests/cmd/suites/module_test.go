@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// throwAway creates a Go module with these tests, and returns it as a suite.
-func throwAway(t *testing.T, r *runner, limit time.Duration, tests string) suite {
+// tempModule creates a Go module with these tests, and returns it as a suite.
+func tempModule(t *testing.T, r *runner, limit time.Duration, tests string) suite {
 	t.Helper()
 	files := map[string]string{
 		"go.mod":    "module example.org/throwaway\n\ngo 1.26\n",
@@ -39,7 +39,7 @@ func once(r *runner, code string) string {
 func TestModuleWithAFlakyTestIsGreen(t *testing.T) {
 	t.Parallel()
 	r, out := newRunner(t)
-	s := throwAway(t, r, time.Minute, `
+	s := tempModule(t, r, time.Minute, `
 func TestFine(t *testing.T) {}
 
 func TestFlaky(t *testing.T) {
@@ -58,10 +58,10 @@ func TestFlaky(t *testing.T) {
 		"throw-away\tthrowaway TestFlaky\t450", "2 passed, 0 failed, 0 skipped")
 }
 
-func TestModuleWithARedTestNamesIt(t *testing.T) {
+func TestModuleWithAFailedTestNamesIt(t *testing.T) {
 	t.Parallel()
 	r, out := newRunner(t)
-	s := withLegs("", throwAway(t, r, time.Minute, `
+	s := withLegs("", tempModule(t, r, time.Minute, `
 func TestLegs(t *testing.T) {
 	t.Run("a leg: 50 ms (or so)", func(t *testing.T) { t.Fatal("the pod is not ready") })
 	t.Run("another", func(t *testing.T) {})
@@ -77,10 +77,10 @@ func TestLegs(t *testing.T) {
 }
 
 // A test that hangs keeps later ones from starting; they run after its retry has passed.
-func TestModuleWithATestThatHangsOnceRunsWhatIsLeft(t *testing.T) {
+func TestModuleWithATestThatHangsOnceRunsTheRest(t *testing.T) {
 	t.Parallel()
 	r, out := newRunner(t)
-	s := throwAway(t, r, 5*time.Second, `
+	s := tempModule(t, r, 5*time.Second, `
 func TestFine(t *testing.T) {}
 
 func TestHangs(t *testing.T) {
@@ -106,7 +106,7 @@ func waitForThePod(ready chan bool) { <-ready }
 func TestModuleWithATestThatAlwaysHangsIsRed(t *testing.T) {
 	t.Parallel()
 	r, out := newRunner(t)
-	s := throwAway(t, r, 2*time.Second, `
+	s := tempModule(t, r, 2*time.Second, `
 func TestHangs(t *testing.T) { select {} }
 
 func TestLater(t *testing.T) {}
@@ -124,10 +124,10 @@ var _ = func() bool { go func() { r, _, _ := os.Pipe(); r.Read(make([]byte, 1)) 
 }
 
 // If go does not stop its tests, the runner does, with the signal that prints goroutines.
-func TestModuleThatIsStoppedAtTheSuitesLimitShowsItsGoroutines(t *testing.T) {
+func TestModuleStoppedAtTheSuiteLimitShowsGoroutines(t *testing.T) {
 	t.Parallel()
 	r, out := newRunner(t)
-	s := throwAway(t, r, time.Hour, `
+	s := tempModule(t, r, time.Hour, `
 func TestHangs(t *testing.T) { waitForThePod(make(chan bool)) }
 
 func waitForThePod(ready chan bool) { r, _, _ := os.Pipe(); r.Read(make([]byte, 1)) }
@@ -142,7 +142,7 @@ func waitForThePod(ready chan bool) { r, _, _ := os.Pipe(); r.Read(make([]byte, 
 func TestModuleThatCrashesIsRed(t *testing.T) {
 	t.Parallel()
 	r, out := newRunner(t)
-	s := throwAway(t, r, time.Minute, `
+	s := tempModule(t, r, time.Minute, `
 func TestParallel(t *testing.T) {
 	t.Parallel()
 	waitForThePod()
@@ -166,12 +166,12 @@ func waitForThePod() { r, _, _ := os.Pipe(); r.Read(make([]byte, 1)) }
 func TestModuleThatDoesNotCompileIsRed(t *testing.T) {
 	t.Parallel()
 	r, out := newRunner(t)
-	s := throwAway(t, r, time.Minute, "func TestA(t *testing.T) { return 1 }\n")
+	s := tempModule(t, r, time.Minute, "func TestA(t *testing.T) { return 1 }\n")
 	r.run(t.Context(), []suite{s})
 	r.summary()
 	r.printTotals()
 	wantLines(t, out, "FAILED throw-away: throwaway (not run again: it did not compile", "too many return values", "0 passed, 1 failed, 0 skipped")
 	if strings.Count(out.String(), "=== throw-away: go test") != 1 {
-		t.Error("it was run again")
+		t.Error("it was retried")
 	}
 }

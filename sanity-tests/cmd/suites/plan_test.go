@@ -68,7 +68,7 @@ func TestCoreFitsItsBudget(t *testing.T) {
 }
 
 // Without changes, as many successive commits as there are slices run every test once.
-func TestEveryTestHasItsTurn(t *testing.T) {
+func TestEveryTestIsInASlice(t *testing.T) {
 	all, known := repositoryTests(t)
 	turns := map[string]int{}
 	for seed := range int64(slicesOfAll) {
@@ -131,7 +131,7 @@ func TestAffectedTestsHaveABudget(t *testing.T) {
 	}
 	for _, one := range p.leftOut {
 		if nameSet(p.slice)[one.String()] {
-			t.Errorf("%s is run and left out", one)
+			t.Errorf("%s is both run and left out", one)
 		}
 	}
 }
@@ -141,7 +141,7 @@ func TestPlanOfAChange(t *testing.T) {
 		{suite: "driver", function: "TestImport", files: []string{"sanity-tests/e2e/driver/import_test.go"}, atOnce: 16},
 		{suite: "driver", function: "TestRelease", files: []string{"sanity-tests/e2e/driver/release_test.go"}, atOnce: 16},
 		{suite: "faults", function: "TestKills", files: []string{"sanity-tests/e2e/faults/kills_test.go"}, atOnce: 1},
-		{suite: "liqo", function: "TestLiqo", files: []string{"sanity-tests/e2e/liqo/a_test.go"}, atOnce: 1, isLong: true},
+		{suite: "liqo", function: "TestVolumeWithPeeringOfLiqo", files: []string{"sanity-tests/e2e/liqo/a_test.go"}, atOnce: 1, isLong: true},
 	}
 	core := []coreTest{{suite: "driver", test: "TestImport"}, {suite: "faults", test: "TestKills", args: "-cycles=6"}}
 	known := costs{"faults TestKills": {400, 400}}
@@ -158,7 +158,7 @@ func TestPlanOfAChange(t *testing.T) {
 		{[]string{"sanity-tests/e2e/faults/kills_test.go"}, "faults TestKills", ""},
 		// A file without tests affects the whole suite.
 		{[]string{"sanity-tests/e2e/driver/main_test.go"}, "driver TestRelease", ""},
-		{[]string{"sanity-tests/liqo/liqo.go"}, "", "liqo TestLiqo"},
+		{[]string{"sanity-tests/liqo/liqo.go"}, "", "liqo TestVolumeWithPeeringOfLiqo"},
 	} {
 		p := mustPlan(t, all, core, known, test.changed, 1)
 		if got := listed(p.affected); got != test.affected {
@@ -186,10 +186,10 @@ func listed(tests []plannedTest) string {
 }
 
 // Tests of a path that affects few tests come before those of whole suites.
-func TestWhatAChangeMeansMostComesFirst(t *testing.T) {
+func TestMostSpecificAffectedTestsComeFirst(t *testing.T) {
 	all, _ := repositoryTests(t)
 	tests := affected([]string{"crates/twin/src/plan.rs", "src/cli/doctor.rs"}, all)
-	if first := tests[0].String(); first != "driver TestDoctorFindsTheChartSoundAndAWrongClassNot" {
+	if first := tests[0].String(); first != "driver TestDoctorAcceptsTheChartAndReportsAnInvalidClass" {
 		t.Errorf("the first test is %s", first)
 	}
 	if reason := tests[0].reason(); reason != "crates/twin/src/plan.rs and 1 more" {

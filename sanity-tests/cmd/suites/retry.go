@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// mostRetries is how many tests of one suite are retried. If more fail, they are not flaky.
-const mostRetries = 3
+// maxRetries is how many tests of one suite are retried. If more fail, they are not flaky.
+const maxRetries = 3
 
 // Violated marks in the output of a test that an invariant was violated: other data, a leaked
 // object, a pod that ran twice, access that was granted. Such a test is not retried.
@@ -75,11 +75,11 @@ func retries(s suite, failures []failure) (all []*retry) {
 }
 
 // retryFailed runs each failed test of a suite again, alone. One that passes is flaky, the others
-// are red. At the end it runs what had not started when a test hung.
+// are red. At the end it runs the tests that had not started when one hung.
 func (r *runner) retryFailed(ctx context.Context, s suite, first result, began time.Time) {
 	all := retries(s, first.failures)
 	tooMany := ""
-	if len(all) > mostRetries {
+	if len(all) > maxRetries {
 		tooMany = fmt.Sprintf("not run again: %d tests of the suite failed", len(all))
 	}
 	red := map[string]bool{} // packages
@@ -119,14 +119,14 @@ func (r *runner) retryFailed(ctx context.Context, s suite, first result, began t
 
 // prepareRetry makes the lab ready for another attempt, or returns why there is none.
 func (r *runner) prepareRetry(ctx context.Context, s suite, began time.Time) (left time.Duration, why string) {
-	left = min(s.limit, mostOfASuite-time.Since(began), r.timeLeft())
+	left = min(s.limit, maxSuiteTime-time.Since(began), r.timeLeft())
 	switch {
 	case s.again == nil:
 		return 0, "not run again: the suite has no command for it"
 	case r.over(ctx) != "":
 		return 0, "not run again: " + r.over(ctx)
 	case left <= 0:
-		return 0, fmt.Sprintf("not run again: the suite had taken %s", mostOfASuite)
+		return 0, fmt.Sprintf("not run again: the suite had taken %s", maxSuiteTime)
 	}
 	if s.needs == sharedLab {
 		if why := r.prepareLab(ctx); why != "" {

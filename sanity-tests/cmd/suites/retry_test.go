@@ -37,7 +37,7 @@ func fake(name, text string, again map[string]string) suite {
 		again: func(key string) []string { return prints(again[key]) }}
 }
 
-func TestFailedTestThatPassesWhenRunAgainIsFlaky(t *testing.T) {
+func TestFailedTestThatPassesOnRetryIsFlaky(t *testing.T) {
 	r, out := newRunner(t)
 	r.run(t.Context(), []suite{fake("flaky", failing("A", "no answer")+passing("B")+packageFails, map[string]string{"m/p A": passing("A")})})
 	r.summary()
@@ -48,7 +48,7 @@ func TestFailedTestThatPassesWhenRunAgainIsFlaky(t *testing.T) {
 		"FLAKY flaky: p A: failed, and passed when it was run again", "flaky\tp A\t450", "2 passed, 0 failed, 0 skipped")
 }
 
-func TestFailedTestThatFailsAgainIsRed(t *testing.T) {
+func TestFailedTestThatFailsOnRetryIsRed(t *testing.T) {
 	r, out := newRunner(t)
 	r.run(t.Context(), []suite{fake("red", failing("A", "no answer")+packageFails, map[string]string{"m/p A": failing("A", "no answer") + packageFails})})
 	r.summary()
@@ -59,7 +59,7 @@ func TestFailedTestThatFailsAgainIsRed(t *testing.T) {
 }
 
 // A pattern that selects nothing passes, with go as with cargo.
-func TestTestThatIsNotRunAgainIsRed(t *testing.T) {
+func TestRetryThatRunsNoTestIsRed(t *testing.T) {
 	r, _ := newRunner(t)
 	r.run(t.Context(), []suite{fake("red", failing("A", "no answer")+packageFails, map[string]string{"m/p A": passing("Other")})})
 	if r.printTotals() || len(r.red) != 1 {
@@ -67,7 +67,7 @@ func TestTestThatIsNotRunAgainIsRed(t *testing.T) {
 	}
 }
 
-func TestWhatIsNeverRunAgain(t *testing.T) {
+func TestGoFailuresThatAreNeverRetried(t *testing.T) {
 	for _, words := range []string{
 		"    a_test.go:3: VIOLATED: the data differ", "panic: nil map", "fatal error: all goroutines are asleep", "WARNING: DATA RACE",
 		"thread 'main' panicked at src/main.rs:3",
@@ -87,7 +87,7 @@ func TestWhatIsNeverRunAgain(t *testing.T) {
 	}
 }
 
-func TestWhichUnitTestsAreNeverRunAgain(t *testing.T) {
+func TestRustFailuresThatAreNeverRetried(t *testing.T) {
 	const failed = "thread 'x' panicked at src/x.rs:3:5:\nno answer"
 	for name, log := range map[string]string{
 		"placement::moving::tests::model::every_order_ends": failed,
@@ -98,7 +98,7 @@ func TestWhichUnitTestsAreNeverRunAgain(t *testing.T) {
 		"twin::tests::create":                               "VIOLATED: two twins",
 	} {
 		if noRetryOfRust(name, log) == "" {
-			t.Errorf("%s would be run again", name)
+			t.Errorf("%s would be retried", name)
 		}
 	}
 	if noRetryOfRust("relay::tests::connects", failed) != "" {
@@ -106,7 +106,7 @@ func TestWhichUnitTestsAreNeverRunAgain(t *testing.T) {
 	}
 }
 
-func TestMoreThanThreeFailuresAreNotRunAgain(t *testing.T) {
+func TestMoreThanThreeFailuresAreNotRetried(t *testing.T) {
 	again := map[string]string{}
 	text := ""
 	for _, function := range []string{"A", "B", "C", "D"} {
@@ -123,7 +123,7 @@ func TestMoreThanThreeFailuresAreNotRunAgain(t *testing.T) {
 }
 
 // A function with several failing subtests is run again once; legs are run again one by one.
-func TestLegsAreRunAgainByThemselves(t *testing.T) {
+func TestLegsAreRetriedSeparately(t *testing.T) {
 	text := `{"Action":"run","Package":"m/p","Test":"A"}
 {"Action":"run","Package":"m/p","Test":"A/one_leg"}
 {"Action":"fail","Package":"m/p","Test":"A/one_leg/x"}
@@ -148,7 +148,7 @@ func TestLegsAreRunAgainByThemselves(t *testing.T) {
 	}
 }
 
-func TestCommandsThatRunATestAgain(t *testing.T) {
+func TestCommandsOfRetries(t *testing.T) {
 	s := goTest("faults", "sanity-tests", sharedLab, time.Minute, "-parallel=6", "./e2e/faults", "./e2e/move", "-args", "-x")
 	for got, want := range map[string]string{
 		strings.Join(s.command, " "):                                                                             "go test -json -count=1 -timeout 1m0s -parallel=6 ./e2e/faults ./e2e/move -args -x",

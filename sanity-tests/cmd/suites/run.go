@@ -14,10 +14,10 @@ import (
 )
 
 const (
-	// mostRed is the number of red tests after which a run stops.
-	mostRed = 3
-	// mostOfASuite limits a suite together with its retries.
-	mostOfASuite = 59 * time.Minute
+	// maxRed is the number of red tests after which a run stops.
+	maxRed = 3
+	// maxSuiteTime limits a suite together with its retries.
+	maxSuiteTime = 59 * time.Minute
 	// timeAfterBudget is for the suite that is running when the budget is used up. It leaves ten
 	// minutes of CI's 90 to take the lab down.
 	timeAfterBudget = 20 * time.Minute
@@ -53,7 +53,7 @@ type runner struct {
 // redTest is a test, or something else, that makes the run fail.
 type redTest struct{ name, why, log string }
 
-// fail makes the run fail for something that is not a test.
+// fail makes the run fail for a reason other than a test.
 func (r *runner) fail(what string, err error) {
 	fmt.Fprintf(r.out, "=== %s: %v\n", what, err)
 	r.red = append(r.red, redTest{name: what, log: err.Error()})
@@ -99,7 +99,7 @@ func (r *runner) over(ctx context.Context) string {
 		return "the run was stopped by a signal"
 	case r.isLate():
 		return fmt.Sprintf("the run had taken %s", r.budget)
-	case r.redTests >= mostRed:
+	case r.redTests >= maxRed:
 		return fmt.Sprintf("%d tests were red", r.redTests)
 	}
 	return ""
@@ -108,7 +108,7 @@ func (r *runner) over(ctx context.Context) string {
 // timeLeft is how long a command may take, so that the summary is printed before CI stops the run.
 func (r *runner) timeLeft() time.Duration {
 	if r.budget == 0 {
-		return mostOfASuite
+		return maxSuiteTime
 	}
 	return max(time.Second, r.budget+timeAfterBudget-time.Since(r.began))
 }
@@ -201,7 +201,7 @@ func (r *runner) labCommand(ctx context.Context, arguments ...string) error {
 	if arguments[0] == "up" {
 		limit = 30 * time.Minute
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, errTimeIsUp)
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, errTimeout)
 	defer cancel()
 	cmd := group(ctx, append([]string{"go", "run", "./cmd/lab"}, arguments...))
 	cmd.Dir = filepath.Join(r.root, "sanity-tests")

@@ -72,7 +72,7 @@ func TestSuiteThatFailsWithoutAFailingTestCountsAsOneFailure(t *testing.T) {
 	wantLines(t, out, "FAILED broken (not run again: ", "exit status 1", "0 passed, 1 failed, 0 skipped")
 }
 
-func TestSuiteIsStoppedWhenItsTimeIsUp(t *testing.T) {
+func TestSuiteIsStoppedAtItsLimit(t *testing.T) {
 	r, out := newRunner(t)
 	r.run(t.Context(), []suite{{name: "endless", dir: ".", command: []string{"sleep", "600"}, counter: newCheckCounter, limit: 100 * time.Millisecond}})
 	r.summary()
@@ -86,7 +86,7 @@ func TestSuiteIsStoppedWhenItsTimeIsUp(t *testing.T) {
 func ok(name string) suite  { return check(name, nothing, "true") }
 func bad(name string) suite { return check(name, nothing, "false") }
 
-func TestNothingBeginsAfterTheThirdRedTest(t *testing.T) {
+func TestNoSuiteStartsAfterTheThirdRedTest(t *testing.T) {
 	r, out := newRunner(t)
 	r.run(t.Context(), []suite{ok("a"), bad("b"), bad("c"), ok("d"), bad("e"), ok("f"), ok("g")})
 	r.summary()
@@ -94,7 +94,7 @@ func TestNothingBeginsAfterTheThirdRedTest(t *testing.T) {
 	wantLines(t, out, "FAILED b", "FAILED c", "FAILED e", "NOT RUN f: 3 tests were red", "NOT RUN g: 3 tests were red", "2 passed, 3 failed, 2 skipped")
 }
 
-func TestNothingBeginsWhenTimeIsUp(t *testing.T) {
+func TestNoSuiteStartsAfterTheTimeLimit(t *testing.T) {
 	r, out := newRunner(t)
 	r.budget = time.Hour
 	slow := ok("slow")
@@ -110,7 +110,7 @@ func TestNothingBeginsWhenTimeIsUp(t *testing.T) {
 	wantLines(t, out, "FAILED the run", "1 suites were not run", "NOT RUN late: the run had taken 1h0m0s", "1 passed, 1 failed, 1 skipped")
 }
 
-func TestFailureWhenTimeIsUpIsNotRunAgain(t *testing.T) {
+func TestFailureAtTheTimeLimitIsNotRetried(t *testing.T) {
 	r, out := newRunner(t)
 	r.budget, r.began = time.Hour, time.Now().Add(-2*time.Hour)
 	r.suite(t.Context(), fake("late", failing("A", "no answer")+packageFails, map[string]string{"m/p A": passing("A")}))
@@ -121,7 +121,7 @@ func TestFailureWhenTimeIsUpIsNotRunAgain(t *testing.T) {
 	wantLines(t, out, "FAILED late: p A (not run again: the run had taken 1h0m0s)")
 }
 
-func TestClosingLinesComeAfterASignal(t *testing.T) {
+func TestSummaryIsPrintedAfterASignal(t *testing.T) {
 	r, out := newRunner(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(200*time.Millisecond, cancel)
@@ -150,7 +150,7 @@ func inLab(s suite) suite {
 	return s
 }
 
-func TestLabThatDoesNotStartLeavesOutItsSuitesAlone(t *testing.T) {
+func TestLabThatDoesNotStartSkipsOnlyItsSuites(t *testing.T) {
 	r, out := newRunner(t)
 	commands := fakeLab(r, "up")
 	r.run(t.Context(), []suite{ok("a"), inLab(ok("b")), ok("c"), inLab(ok("d"))})
@@ -163,7 +163,7 @@ func TestLabThatDoesNotStartLeavesOutItsSuitesAlone(t *testing.T) {
 }
 
 // Evidence is saved before the reset, and the reset comes before the retry.
-func TestLabIsPutInOrderAfterAFailure(t *testing.T) {
+func TestLabIsResetAfterAFailure(t *testing.T) {
 	t.Setenv("CI_ARTIFACTS", t.TempDir())
 	flaky := inLab(fake("Some, flaky", failing("A", "no answer")+packageFails, map[string]string{"m/p A": passing("A")}))
 	red := inLab(fake("red", failing("A", "no answer")+packageFails, map[string]string{"m/p A": failing("A", "no answer") + packageFails}))
@@ -195,7 +195,7 @@ func TestLabIsPutInOrderAfterAFailure(t *testing.T) {
 }
 
 // A lab that was running before is not taken down.
-func TestLabOfSomebodyElseStays(t *testing.T) {
+func TestLabThatWasRunningBeforeIsKept(t *testing.T) {
 	r, out := newRunner(t)
 	commands := fakeLab(r, "reset")
 	r.labIsUp, r.keepLab = true, true
@@ -208,7 +208,7 @@ func TestLabOfSomebodyElseStays(t *testing.T) {
 	wantLines(t, out, "NOT RUN next: lab reset: exit status 1")
 }
 
-func TestWithoutRootWhatNeedsItIsNotRun(t *testing.T) {
+func TestSuitesThatNeedRootAreSkippedWithoutRoot(t *testing.T) {
 	r, out := newRunner(t)
 	r.run(t.Context(), []suite{ok("a"), inLab(ok("b"))})
 	r.summary()

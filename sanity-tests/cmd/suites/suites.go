@@ -116,7 +116,7 @@ var suites = []suite{
 	labTestsOf(inPart, goTest("move", "sanity-tests", sharedLab, 15*time.Minute, "./e2e/move")),
 	labTestsOf(inPart, withLegs("-setup", goTest("csi-sanity", "sanity-tests/conformance", sharedLab, 15*time.Minute, "./sanity"))),
 	divided(labTestsOf(inPart, withLegs("", goTest("faults", "sanity-tests", sharedLab, 55*time.Minute, "-parallel=6", "./e2e/faults"))),
-		part{"crash-points", "^TestDying"}, part{"moves", "^TestMovesDying"}, part{"others", ""}),
+		part{"crash-points", "^TestCrash"}, part{"moves", "^TestMovesWithCrash"}, part{"others", ""}),
 	inTier(testAllOnly, check("release build", root, "cargo", "build", "--locked", "--release", "--package", "liqo-csi")),
 	// This fails if the image is too large, or a program in it does not run.
 	inTier(testAllOnly, check("release image", nothing, "make", "image")),

@@ -44,7 +44,7 @@ func TestEveryPartOfTestAllEndsWithinAnHour(t *testing.T) {
 	all, known := repositoryTests(t)
 	parts := map[string]int{}
 	for _, s := range selected(true, "", plan{all: all}) {
-		if s.limit >= mostOfASuite {
+		if s.limit >= maxSuiteTime {
 			t.Errorf("the limit of %s is %s", s.name, s.limit)
 		}
 		if minutes := known.minutes(s.tests); minutes > s.limit.Minutes() {
@@ -64,19 +64,19 @@ func TestEveryPartOfTestAllEndsWithinAnHour(t *testing.T) {
 // -only and -from select parts by name, and a part runs whole functions: their subtests that are no legs, too.
 func TestPartsOfASuite(t *testing.T) {
 	test := func(suite, function, leg string) labTest { return labTest{suite: suite, function: function, leg: leg} }
-	p := plan{all: []labTest{test("faults", "TestDying", "a"), test("faults", "TestDying", "b"), test("faults", "TestKills", ""),
-		test("faults", "TestMovesDying", "a"), test("driver", "TestDying", "")}}
+	p := plan{all: []labTest{test("faults", "TestCrash", "a"), test("faults", "TestCrash", "b"), test("faults", "TestKills", ""),
+		test("faults", "TestMovesWithCrash", "a"), test("driver", "TestCrash", "")}}
 	todo := selected(true, "faults", p)
 	if got := names(todo); !slices.Equal(got, []string{"faults/crash-points", "faults/moves", "faults/others"}) {
 		t.Fatalf("parts: %v", got)
 	}
-	for i, pattern := range []string{"^(TestDying)$", "^(TestMovesDying)$", "^(TestKills)$"} {
+	for i, pattern := range []string{"^(TestCrash)$", "^(TestMovesWithCrash)$", "^(TestKills)$"} {
 		if !slices.Contains(todo[i].command, "-run="+pattern) {
 			t.Errorf("%s: %v", todo[i].name, todo[i].command)
 		}
 	}
-	if first := todo[0]; len(first.tests) != 2 || !slices.Contains(first.again("m/p TestDying/a"), "^TestDying$/^a$") {
-		t.Errorf("%s has %s, and runs a leg again with %v", first.name, listed(first.tests), first.again("m/p TestDying/a"))
+	if first := todo[0]; len(first.tests) != 2 || !slices.Contains(first.again("m/p TestCrash/a"), "^TestCrash$/^a$") {
+		t.Errorf("%s has %s, and runs a leg again with %v", first.name, listed(first.tests), first.again("m/p TestCrash/a"))
 	}
 	if from, err := startingFrom("faults/moves", selected(true, "", p)); err != nil || from[0].name != "faults/moves" {
 		t.Errorf("from: %v, %v", names(from), err)
@@ -100,7 +100,7 @@ func TestStartingFromASuite(t *testing.T) {
 }
 
 // Values of property tests follow from the seed, as all that is random.
-func TestPropertyTestsHaveTheSeed(t *testing.T) {
+func TestPropertyTestsUseTheSeed(t *testing.T) {
 	var out strings.Builder
 	s := rust()
 	s.command, s.counter = []string{"sh", "-c", "echo seed $PROPTEST_RNG_SEED."}, newCheckCounter

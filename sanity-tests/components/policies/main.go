@@ -57,7 +57,7 @@ func main() {
 		var refusals []string
 		for _, policy := range question.Policies {
 			if request.concerns(policy.Spec.MatchConstraints) {
-				refusals = append(refusals, request.judge(policy)...)
+				refusals = append(refusals, request.evaluate(policy)...)
 			}
 		}
 		answers[at] = strings.Join(refusals, "; ")
@@ -97,8 +97,8 @@ func (r Request) concerns(constraints *v1.MatchResources) bool {
 	})
 }
 
-// judge compiles and evaluates a policy as the API server does (plugin/policy/validating, compilePolicy).
-func (r Request) judge(policy v1.ValidatingAdmissionPolicy) []string {
+// evaluate compiles and evaluates a policy as the API server does (plugin/policy/validating, compilePolicy).
+func (r Request) evaluate(policy v1.ValidatingAdmissionPolicy) []string {
 	compiler, err := cel.NewCompositedCompiler(environment.MustBaseEnvSet(environment.DefaultCompatibilityVersion()))
 	if err != nil {
 		fail(err)

@@ -70,7 +70,7 @@ func (f Facts) enums(enums protoreflect.EnumDescriptors) {
 	for enum := range each(enums) {
 		f.add(enum, "enum")
 		for value := range each(enum.Values()) {
-			// Values are siblings of their enum; the number says which one is meant.
+			// Values are siblings of their enum; the number identifies the enum.
 			f.add(value, fmt.Sprintf("%s = %d", enum.FullName(), value.Number()))
 		}
 	}

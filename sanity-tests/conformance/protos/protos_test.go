@@ -22,7 +22,7 @@ var interfaces = []struct {
 	{"registration.proto", (&registration.PluginInfo{}).ProtoReflect().Descriptor().ParentFile()},
 }
 
-func TestOurFilesAreTheOfficialInterface(t *testing.T) {
+func TestProtosMatchTheOfficialInterface(t *testing.T) {
 	for _, api := range interfaces {
 		t.Run(api.file, func(t *testing.T) {
 			official := Describe(api.official)
@@ -36,7 +36,7 @@ func TestOurFilesAreTheOfficialInterface(t *testing.T) {
 }
 
 // A comparison that cannot fail proves nothing.
-func TestDriftIsSeen(t *testing.T) {
+func TestDifferencesAreDetected(t *testing.T) {
 	source := read(t, "csi.proto")
 	official := Describe(csi.File_csi_proto)
 	for name, edit := range map[string]struct{ from, to, blames string }{
@@ -50,12 +50,12 @@ func TestDriftIsSeen(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			if !strings.Contains(source, edit.from) {
-				t.Fatalf("csi.proto has no %q any more: choose another edit", edit.from)
+				t.Fatalf("csi.proto does not contain %q: choose another edit", edit.from)
 			}
 			edited := strings.Replace(source, edit.from, edit.to, 1)
 			differences := Differences(official, Describe(compile(t, "csi.proto", edited)))
 			if !strings.Contains(strings.Join(differences, "\n"), edit.blames) {
-				t.Errorf("replacing %q by %q went unseen; differences: %q", edit.from, edit.to, differences)
+				t.Errorf("replacing %q by %q was not detected; differences: %q", edit.from, edit.to, differences)
 			}
 		})
 	}

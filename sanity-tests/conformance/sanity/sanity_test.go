@@ -67,20 +67,20 @@ func TestDriver(t *testing.T) {
 	ginkgo.ReportAfterSuite("keep the report", func(final types.Report) { report = final })
 	suite, reporter := ginkgo.GinkgoConfiguration()
 	ginkgo.RunSpecs(t, "csi-sanity against the driver in the lab", suite, reporter)
-	tell(t, report)
+	reportSpecs(t, report)
 }
 
-// tell reports each spec as a subtest of its setup, so that it is counted, and their sum.
-func tell(t *testing.T, report types.Report) {
+// reportSpecs reports each spec as a subtest of its setup, so that it is counted, and their sum.
+func reportSpecs(t *testing.T, report types.Report) {
 	for _, setup := range setups {
 		if !isSelected(setup.name) {
 			continue
 		}
-		t.Run(setup.name, func(t *testing.T) { tellOf(t, setup.name, report) })
+		t.Run(setup.name, func(t *testing.T) { reportSetup(t, setup.name, report) })
 	}
 }
 
-func tellOf(t *testing.T, setup string, report types.Report) {
+func reportSetup(t *testing.T, setup string, report types.Report) {
 	var passed, failed, skipped int
 	for _, spec := range report.SpecReports {
 		if spec.LeafNodeType != types.NodeTypeIt || spec.ContainerHierarchyTexts[0] != setup {

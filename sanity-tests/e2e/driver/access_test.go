@@ -39,7 +39,7 @@ func TestReadOnlyMany(t *testing.T) {
 	wantReadOnly(t, n, "reader")
 }
 
-func TestReadWriteOncePodKeepsASecondPodOut(t *testing.T) {
+func TestReadWriteOncePodBlocksASecondPod(t *testing.T) {
 	n := home(t)
 	n.Claim("exclusive", "liqo-reference", "64Mi", withAccessModes(corev1.ReadWriteOncePod))
 	n.Pod("first", "exclusive")
@@ -130,7 +130,7 @@ func withFSGroup(policy corev1.PodFSGroupChangePolicy) func(*corev1.Pod) {
 	}
 }
 
-func TestGroupOfFilesFollowsBothChangePolicies(t *testing.T) {
+func TestFSGroupWithBothChangePolicies(t *testing.T) {
 	n := home(t)
 	n.Claim("owned", "liqo-reference-ext4", "64Mi")
 	// Not Always: the lab's CSIDriver has requiresRepublish because of tokens, and with Always kubelet resets the
@@ -157,7 +157,7 @@ func TestGroupOfFilesFollowsBothChangePolicies(t *testing.T) {
 	}
 }
 
-func TestClassWithoutFileSystemTypeLeavesTheGroupAlone(t *testing.T) {
+func TestFSGroupIsIgnoredWithoutFileSystemType(t *testing.T) {
 	n := home(t)
 	n.Claim("plain", "liqo-no-group", "64Mi")
 	n.Pod("user", "plain", withFSGroup(corev1.FSGroupChangeAlways))

@@ -16,7 +16,7 @@ import (
 
 // The scheduler counts the volumes of storage.liqo.io. Without the real driver's limit in its CSINode it would choose
 // the full node.
-func TestNodeAtTheAttachLimitOfTheRealDriverIsNotChosen(t *testing.T) {
+func TestNodeAtTheAttachLimitOfTheRealDriverIsNotSelected(t *testing.T) {
 	n := homeSerial(t)
 	full, other := twoNodes(t, n)
 	const limit = 2

@@ -39,7 +39,7 @@ func TestAttributesAreChangedAndChangedBack(t *testing.T) {
 	}
 }
 
-func TestVolumeIsMadeWithItsAttributes(t *testing.T) {
+func TestVolumeIsCreatedWithItsAttributes(t *testing.T) {
 	n := home(t)
 	n.Claim("data", "liqo-reference", "64Mi", user.WithAttributesClass(gold.virtual))
 	n.Pod("user", "data")
@@ -53,7 +53,7 @@ func TestVolumeIsMadeWithItsAttributes(t *testing.T) {
 }
 
 // An event of the claim reports each error, and then another class still works.
-func TestAttributesThatCannotBeHad(t *testing.T) {
+func TestInvalidAttributesAreReported(t *testing.T) {
 	n := home(t)
 	for name, parameters := range map[string]map[string]string{
 		"missing": {driver.RealAttributesClass: n.Name + "-real-missing"},
@@ -86,7 +86,7 @@ func TestAttributesThatCannotBeHad(t *testing.T) {
 	}
 }
 
-func TestAttributesClassThatNobodyMade(t *testing.T) {
+func TestMissingAttributesClassIsReported(t *testing.T) {
 	n := home(t)
 	startPod(n, "user", "data", "liqo-reference")
 	n.SetAttributesClass("data", n.Name+"-real-missing")
@@ -95,7 +95,7 @@ func TestAttributesClassThatNobodyMade(t *testing.T) {
 	waitAttributes(t, n, "data", gold)
 }
 
-func TestVolumeIsNotMadeWithAttributesThatCannotBeHad(t *testing.T) {
+func TestVolumeIsNotCreatedWithInvalidAttributes(t *testing.T) {
 	n := home(t)
 	n.AttributesClass(n.Name+"-missing", driver.CSIName, map[string]string{driver.RealAttributesClass: n.Name + "-real-missing"})
 	n.Claim("data", "liqo-reference", "64Mi", user.WithAttributesClass(n.Name+"-missing"))
@@ -111,7 +111,7 @@ func TestVolumeIsNotMadeWithAttributesThatCannotBeHad(t *testing.T) {
 }
 
 // Kubernetes finishes the first modification, and then starts the second.
-func TestOtherAttributesAreWantedWhileTheFirstTakeLong(t *testing.T) {
+func TestAttributesAreChangedAgainDuringASlowChange(t *testing.T) {
 	n := home(t)
 	startPod(n, "user", "data", "liqo-reference")
 	removeFault := addTwinFault(n, n.WaitVolume("data").Claim, storage.Fault{RPC: "ControllerModifyVolume", Hang: true})
@@ -123,7 +123,7 @@ func TestOtherAttributesAreWantedWhileTheFirstTakeLong(t *testing.T) {
 }
 
 // An error of the real driver is retried.
-func TestAttributesAreChangedOnceTheRealDriverCan(t *testing.T) {
+func TestFailedChangeOfAttributesIsRetried(t *testing.T) {
 	n := home(t)
 	startPod(n, "user", "data", "liqo-reference")
 	removeFault := addTwinFault(n, n.WaitVolume("data").Claim, storage.Fault{

@@ -17,7 +17,7 @@ import (
 
 // csi-provisioner deletes PersistentVolumes that are Released and have the policy Delete. A PersistentVolume is so
 // for a moment when its claimRef is changed and restored.
-func TestVolumeOfAClaimThatExistsIsNotDeleted(t *testing.T) {
+func TestVolumeOfAnExistingClaimIsNotDeleted(t *testing.T) {
 	n := home(t)
 	startPod(n, "writer", "data", "liqo-reference")
 	n.Exec("writer", "echo precious > /data/file && sync")
@@ -53,7 +53,7 @@ func TestVolumeOfAClaimThatExistsIsNotDeleted(t *testing.T) {
 	waitVolumeDeleted(t, n, found)
 }
 
-func TestRetainTakenBackDeletesTheData(t *testing.T) {
+func TestChangeFromRetainToDeleteDeletesTheData(t *testing.T) {
 	n := home(t)
 	startPod(n, "user", "data", "liqo-reference")
 	found := n.WaitVolume("data")
@@ -67,7 +67,7 @@ func TestRetainTakenBackDeletesTheData(t *testing.T) {
 }
 
 // An administrator deletes a retained volume.
-func TestRetainedVolumeIsDeletedWhenItsPolicyIsChanged(t *testing.T) {
+func TestRetainedVolumeIsDeletedAfterItsPolicyIsChanged(t *testing.T) {
 	n := home(t)
 	startPod(n, "user", "data", "liqo-retain")
 	found := n.WaitVolume("data")
@@ -80,7 +80,7 @@ func TestRetainedVolumeIsDeletedWhenItsPolicyIsChanged(t *testing.T) {
 }
 
 // A volume is bound to another claim, and then its twin is deleted.
-func TestVolumeBoundToAnotherClaimIsRescued(t *testing.T) {
+func TestVolumeBoundToAnotherClaimIsRecovered(t *testing.T) {
 	n := home(t)
 	startPod(n, "writer", "old", "liqo-reference-attach")
 	n.Exec("writer", "echo precious > /data/file && sync")

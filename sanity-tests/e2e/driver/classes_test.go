@@ -46,7 +46,7 @@ func TestEveryRealClassOnEveryNode(t *testing.T) {
 	}
 }
 
-func TestDefaultClassOfTheClusterIsTheRealOne(t *testing.T) {
+func TestDefaultClassOfTheClusterIsTheRealClass(t *testing.T) {
 	n := home(t)
 	startPod(n, "user", "data", "liqo")
 	if got := *n.WaitVolume("data").Twin.Spec.StorageClassName; got != "reference" {
@@ -148,7 +148,7 @@ func driverLogs(t *testing.T, n *user.Namespace) (logs map[string]string) {
 }
 
 // The driver's CSIDriver requests pod information and tokens. Both real drivers request the first, and one the second.
-func TestTokensOfThePodOnlyForWhoAsks(t *testing.T) {
+func TestPodTokensReachOnlyDriversThatRequestThem(t *testing.T) {
 	n := home(t)
 	const tokens, pod = "csi.storage.k8s.io/serviceAccount.tokens", "csi.storage.k8s.io/pod.name"
 	for _, real := range []struct {

@@ -43,7 +43,7 @@ func checksum(n *user.Namespace, pod string, block bool) string {
 	return n.Exec(pod, "cat /data/random /data/a/b/c | sha256sum")
 }
 
-func TestSnapshotsAndClonesHaveTheBytes(t *testing.T) {
+func TestSnapshotsAndClonesHaveTheData(t *testing.T) {
 	t.Parallel()
 	for name, one := range map[string]struct {
 		class, snapshots string
@@ -125,7 +125,7 @@ func clusterID(t *testing.T, n *user.Namespace) string {
 }
 
 // Copies of a node-local volume can only be on its node, so the driver selects it without a pod.
-func TestCopiesOfAVolumeOfOneNodeAreMadeThere(t *testing.T) {
+func TestCopiesOfANodeLocalVolumeAreOnItsNode(t *testing.T) {
 	n := home(t)
 	node := startPod(n, "writer", "source", "liqo-reference-local").Spec.NodeName
 	want := fillRandom(n, "writer", false)
@@ -150,7 +150,7 @@ func TestCopiesOfAVolumeOfOneNodeAreMadeThere(t *testing.T) {
 
 // An event reports that a pod which may not run on the node of the snapshot cannot have the copy. With
 // restoreTopology=cluster the scheduler selects the node, and the real driver reports the error.
-func TestPodThatMayNotRunWhereTheCopyIsMadeIsTold(t *testing.T) {
+func TestPodThatCannotRunOnTheNodeOfACopyGetsAnEvent(t *testing.T) {
 	n := home(t)
 	n.Claim("source", "liqo-reference-local", "64Mi")
 	n.Pod("writer", "source", user.OnNode("home-1"))
@@ -204,7 +204,7 @@ func wantNoSnapshotData(t *testing.T, n *user.Namespace, s user.Snapshot) {
 }
 
 // Provisioners that are no CSI drivers ignore the data source of a claim, and would create an empty volume.
-func TestWhatCannotBeCopiedIsRefused(t *testing.T) {
+func TestCopiesThatNoDriverSupportsAreRefused(t *testing.T) {
 	n := home(t)
 	n.Claim("local", "liqo-local-path", "64Mi")
 	n.Claim("static", "liqo-static-local", "64Mi")
@@ -235,15 +235,16 @@ func TestWhatCannotBeCopiedIsRefused(t *testing.T) {
 	}
 }
 
-func TestClassOfAnotherDriverTakesNoSnapshot(t *testing.T) {
+func TestSnapshotClassOfAnotherDriverIsRefused(t *testing.T) {
 	n := home(t)
 	startPod(n, "user", "data", "liqo-reference-attach")
 	n.CreateSnapshot("backup", "data", namedClass)
 	n.WaitSnapshotError("backup", "belongs to the driver", storage.Reference.Name, "but the volume to")
 }
 
-// The snapshot is deleted while the real driver creates it. Only its twin leads to what was created.
-func TestSnapshotGivenUpMidwayLeaksNothing(t *testing.T) {
+// The snapshot is deleted while the real driver creates it. Only its twin refers to what was
+// created.
+func TestSnapshotDeletedDuringCreationLeaksNothing(t *testing.T) {
 	n := home(t)
 	startPod(n, "user", "data", "liqo-reference")
 	removeFault := addTwinFault(n, n.GetClaim("data"),
@@ -267,7 +268,7 @@ func TestSnapshotGivenUpMidwayLeaksNothing(t *testing.T) {
 	}
 }
 
-func TestRetainedSnapshotIsKeptAndCanBeDiscarded(t *testing.T) {
+func TestRetainedSnapshotIsKeptAndCanBeDeleted(t *testing.T) {
 	n := home(t)
 	startPod(n, "user", "data", "liqo-reference")
 	n.Snapshot("backup", "data", retainClass)
@@ -295,8 +296,8 @@ func TestRetainedSnapshotIsKeptAndCanBeDiscarded(t *testing.T) {
 	wantNoSnapshotData(t, n, found)
 }
 
-// When a retained snapshot and its content are deleted, only the twin still leads to the data.
-func TestWhatIsLeftOfARetainedSnapshotIsNamedAndCanBeUsed(t *testing.T) {
+// When a retained snapshot and its content are deleted, only the twin still refers to the data.
+func TestTwinOfARetainedSnapshotIsReportedAndCanBeRestored(t *testing.T) {
 	n := home(t)
 	startPod(n, "writer", "data", "liqo-reference")
 	want := fillRandom(n, "writer", false)
@@ -315,7 +316,7 @@ func TestWhatIsLeftOfARetainedSnapshotIsNamedAndCanBeUsed(t *testing.T) {
 		t.Errorf("doctor does not report the twin %s:\n%s", twin, doctor)
 	}
 
-	// As the advice says: another content with the same id.
+	// What the advice requires: another content with the same id.
 	if !strings.Contains(row.Advice, row.ID) {
 		t.Errorf("the advice %q does not name the id %s", row.Advice, row.ID)
 	}
@@ -374,7 +375,7 @@ func waitListed(t *testing.T, n *user.Namespace, s user.Snapshot, state string) 
 }
 
 // A block volume can be restored from a snapshot of a filesystem only with an annotation of its content.
-func TestVolumeModeChangesOnlyWhereThatIsAllowed(t *testing.T) {
+func TestVolumeModeChangesOnlyWithTheAnnotation(t *testing.T) {
 	n := home(t)
 	startPod(n, "user", "data", "liqo-reference-ext4")
 	n.Snapshot("backup", "data", snapshotClass)

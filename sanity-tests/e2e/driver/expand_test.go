@@ -46,7 +46,7 @@ func TestVolumeGrowsOnlineThreeTimes(t *testing.T) {
 }
 
 // Without a pod, the expansion of one of these kinds is only completed for the next pod.
-func TestVolumesGrowWhileNoPodHasThem(t *testing.T) {
+func TestVolumesGrowWithoutAPod(t *testing.T) {
 	t.Parallel()
 	for class, real := range map[string]storage.Driver{
 		"reference-ext4": storage.Reference, "reference-attach": storage.Attach, "reference-local": storage.Local,
@@ -103,7 +103,7 @@ func TestBlockVolumesGrowOnline(t *testing.T) {
 }
 
 // A volume is expanded on every node where it is published, even if the claim has its new size already.
-func TestVolumeGrowsOnEveryNodeThatHasIt(t *testing.T) {
+func TestVolumeGrowsOnEveryNodeThatUsesIt(t *testing.T) {
 	n := home(t)
 	last, first := twoNodes(t, n)
 	n.Claim("device", "liqo-reference", "16Mi", user.Block, withAccessModes(corev1.ReadWriteMany))
@@ -132,7 +132,7 @@ func TestVolumeGrowsOnEveryNodeThatHasIt(t *testing.T) {
 	}
 }
 
-func TestSizesAreThoseThatTheRealDriverRoundsTo(t *testing.T) {
+func TestSizesAreRoundedByTheRealDriver(t *testing.T) {
 	n := home(t)
 	folders := createExpandableClasses(n, "folders", map[string]string{"roundToMebibytes": "100"})
 	n.Claim("folder", folders, "64Mi")
@@ -179,7 +179,7 @@ func createClasses(n *user.Namespace, name string, expandable bool, parameters m
 // realClassName returns the name of the real class that createClasses creates.
 func realClassName(n *user.Namespace, name string) string { return n.Name + "-real-" + name }
 
-func TestLowerSizeIsServedAfterOneThatCannotBe(t *testing.T) {
+func TestSmallerSizeSucceedsAfterAFailedExpansion(t *testing.T) {
 	n := home(t)
 	startPod(n, "user", "data", "liqo-reference")
 	n.WaitVolume("data")
@@ -195,7 +195,7 @@ func TestLowerSizeIsServedAfterOneThatCannotBe(t *testing.T) {
 }
 
 // The resizer of the real driver cannot report this to users, because no pod uses the twin.
-func TestVolumeThatGrowsOfflineOnlyWaitsForItsPodToEnd(t *testing.T) {
+func TestOfflineExpansionWaitsForThePodToEnd(t *testing.T) {
 	n := home(t)
 	n.Claim("data", createExpandableClasses(n, "offline", map[string]string{"grow": "offline"}), "64Mi")
 	n.Pod("user", "data")
@@ -210,7 +210,7 @@ func TestVolumeThatGrowsOfflineOnlyWaitsForItsPodToEnd(t *testing.T) {
 }
 
 // Of the real classes, one does not allow expansion, and two have no resizer.
-func TestExpansionIsRefusedWhereTheRealClassDoesNotAllowIt(t *testing.T) {
+func TestExpansionIsRefusedIfTheRealClassForbidsIt(t *testing.T) {
 	t.Parallel()
 	for name, size := range map[string]string{
 		"fixed": "128Mi", "local-path": "128Mi",
@@ -242,7 +242,7 @@ func TestExpansionIsRefusedWhereTheRealClassDoesNotAllowIt(t *testing.T) {
 }
 
 // An expansion needs quota in the namespace of the twins.
-func TestQuotaOfTheTwinsIsToldAndLessIsServed(t *testing.T) {
+func TestQuotaForTwinsIsReportedAndASmallerSizeSucceeds(t *testing.T) {
 	n := home(t)
 	class := createExpandableClasses(n, "with-quota", nil)
 	setTwinQuota(t, n, realClassName(n, "with-quota"), "100Mi")
@@ -326,7 +326,7 @@ func hideSocket(t *testing.T, n *user.Namespace, real storage.Driver, name strin
 }
 
 // The node cannot expand the volume, reports an infeasible size, and later can.
-func TestNodeThatCannotGrowTheVolumeIsAskedAgain(t *testing.T) {
+func TestFailedNodeExpansionIsRetried(t *testing.T) {
 	n := home(t)
 	n.Claim("data", "liqo-reference-xfs", "320Mi")
 	n.Pod("user", "data")

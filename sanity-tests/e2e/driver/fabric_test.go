@@ -15,7 +15,7 @@ import (
 var definitions = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
 
 // The chart installs the CRD, and does not delete it with the fabric.
-func TestFabricIsSwitchedOnByOneValue(t *testing.T) {
+func TestFabricIsEnabledByOneValue(t *testing.T) {
 	n := homeSerial(t)
 	config, err := n.Cluster.Config()
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 )
 
 // `helm test` succeeds and leaves no objects. Without pods of the controller it fails and names the Deployment.
-func TestHelmTestTellsABrokenInstallation(t *testing.T) {
+func TestHelmTestReportsABrokenInstallation(t *testing.T) {
 	n := homeSerial(t)
 	helm, err := chart.New(t.Context())
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 const nodeKey = "topology.storage.liqo.io/node"
 
 // Without a pod the driver selects the node. The real class allows all nodes.
-func TestImmediateClassKeepsToItsAllowedTopologies(t *testing.T) {
+func TestImmediateClassRespectsAllowedTopologies(t *testing.T) {
 	n := home(t)
 	_, excluded := twoNodes(t, n)
 	allowed := map[string]bool{}

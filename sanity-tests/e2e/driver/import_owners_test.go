@@ -10,7 +10,7 @@ import (
 
 // A recreated claim only has owners that exist. Kubernetes would delete it for an owner that does not exist, and, when
 // the kind is served again, for an owner of a kind that is not served.
-func TestImportKeepsOwnersThatAreThere(t *testing.T) {
+func TestImportKeepsExistingOwners(t *testing.T) {
 	n := home(t)
 	settings := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "settings"}}
 	settings, err := n.Client.CoreV1().ConfigMaps(n.Name).Create(t.Context(), settings, metav1.CreateOptions{})

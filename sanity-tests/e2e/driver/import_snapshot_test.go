@@ -86,7 +86,7 @@ func TestImportOfASnapshotKeepsTheData(t *testing.T) {
 	}
 }
 
-func TestImportOfASnapshotTellsAllThatSpeaksAgainstIt(t *testing.T) {
+func TestImportOfASnapshotListsEveryBlocker(t *testing.T) {
 	n := home(t)
 	_, before := createRealSnapshot(t, n, "reference")
 	if _, err := n.Kubectl("annotate", "volumesnapshot", "backup", "meta.helm.sh/release-name=web"); err != nil {
@@ -162,7 +162,7 @@ func otherContents(t *testing.T, n *user.Namespace, of user.Snapshot) []string {
 }
 
 // If the API server refuses the new snapshot, an import does not start, and is rolled back if it was started.
-func TestImportOfASnapshotThatIsNotAcceptedChangesNothing(t *testing.T) {
+func TestRefusedImportOfASnapshotChangesNothing(t *testing.T) {
 	n := home(t)
 	_, before := createRealSnapshot(t, n, "reference")
 	n.Quota("snapshots", "count/volumesnapshots.snapshot.storage.k8s.io", "1")
@@ -190,8 +190,8 @@ func TestImportOfASnapshotThatIsNotAcceptedChangesNothing(t *testing.T) {
 }
 
 // The old content is deleted during the import. The undo must not delete the other content then, because nothing else
-// leads to the data.
-func TestUndoOfASnapshotsImportKeepsWhatLeadsToTheData(t *testing.T) {
+// refers to the data.
+func TestUndoOfASnapshotImportKeepsTheLastContent(t *testing.T) {
 	n := home(t)
 	_, before := createRealSnapshot(t, n, "reference")
 	// The import cannot continue while the twin is not ready.

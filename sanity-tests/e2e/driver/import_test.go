@@ -169,7 +169,7 @@ func TestImportOfAStaticVolume(t *testing.T) {
 func TestImportKeepsTheReclaimPolicy(t *testing.T) {
 	t.Parallel()
 	t.Run("of a volume that is retained", func(t *testing.T) {
-		kept := discardAtEnd(t)
+		kept := deleteAtEnd(t)
 		n := home(t)
 		sum, real := createClaimWithData(t, n, "data", "reference")
 		setReclaimPolicy(t, n, real.Name, corev1.PersistentVolumeReclaimRetain)
@@ -180,7 +180,7 @@ func TestImportKeepsTheReclaimPolicy(t *testing.T) {
 		deleteClaim(t, n, "data")
 	})
 	t.Run("of a class that retains", func(t *testing.T) {
-		kept := discardAtEnd(t)
+		kept := deleteAtEnd(t)
 		n := home(t)
 		sum, real := createClaimWithData(t, n, "data", "reference")
 		mustImport(t, n, "data", "--class", "liqo-retain")
@@ -211,7 +211,7 @@ func TestImportOfABlockVolume(t *testing.T) {
 	deleteClaim(t, n, "data")
 }
 
-func TestImportTellsAllThatSpeaksAgainstIt(t *testing.T) {
+func TestImportListsEveryBlocker(t *testing.T) {
 	n := home(t)
 	n.Claim("data", "reference-attach", "64Mi", func(claim *corev1.PersistentVolumeClaim) {
 		claim.Annotations = map[string]string{"meta.helm.sh/release-name": "shop"}
@@ -240,7 +240,7 @@ func TestImportTellsAllThatSpeaksAgainstIt(t *testing.T) {
 }
 
 // If the quota does not allow the new claim, nothing is deleted.
-func TestImportIsTriedBeforeItBegins(t *testing.T) {
+func TestImportStartsWithADryRun(t *testing.T) {
 	n := home(t)
 	_, real := createClaimWithData(t, n, "data", "reference")
 	n.StorageQuota("small", "64Mi")
@@ -334,7 +334,7 @@ spec:
         resources: {requests: {storage: 64Mi}}
 `
 
-func TestTwoImportsOfOneClaimAtOnce(t *testing.T) {
+func TestConcurrentImportsOfOneClaim(t *testing.T) {
 	n := home(t)
 	sum, real := createClaimWithData(t, n, "data", "reference")
 	outcomes := make(chan error, 2)
@@ -355,8 +355,8 @@ func TestTwoImportsOfOneClaimAtOnce(t *testing.T) {
 	deleteClaim(t, n, "data")
 }
 
-// The annotation of a claim gives no access to a volume. Only the administrator's command does.
-func TestWishToAdoptGivesNobodyData(t *testing.T) {
+// The annotation of a claim grants no access to a volume. Only the administrator's command does.
+func TestAdoptAnnotationGrantsNoAccess(t *testing.T) {
 	n := home(t)
 	sum, real := createClaimWithData(t, n, "data", "reference")
 	other := user.NewNamespace(t, n.Cluster)
@@ -379,7 +379,7 @@ func TestWishToAdoptGivesNobodyData(t *testing.T) {
 }
 
 // A pod that is created during the import of its claim starts after it.
-func TestPodThatComesDuringAnImportWaitsForIt(t *testing.T) {
+func TestPodCreatedDuringAnImportWaitsForIt(t *testing.T) {
 	n := homeSerial(t)
 	sum, real := createClaimWithData(t, n, "data", "reference")
 	// No node is selected and no volume provisioned.
@@ -403,7 +403,7 @@ func TestPodThatComesDuringAnImportWaitsForIt(t *testing.T) {
 }
 
 // During the import the reclaim policy of the real volume retains the data.
-func TestClaimDeletedBeforeItsImportEndsKeepsItsData(t *testing.T) {
+func TestClaimDeletedDuringItsImportKeepsItsData(t *testing.T) {
 	n := homeSerial(t)
 	sum, real := createClaimWithData(t, n, "data", "reference")
 	restart := stopControllers(t, n)

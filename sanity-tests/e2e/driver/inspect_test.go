@@ -12,7 +12,7 @@ import (
 )
 
 // The test is serial because doctor would also report classes of other tests.
-func TestDoctorFindsTheChartSoundAndAWrongClassNot(t *testing.T) {
+func TestDoctorAcceptsTheChartAndReportsAnInvalidClass(t *testing.T) {
 	n := homeSerial(t)
 	if out, exit := liqoCSI(t, n, "doctor"); exit != 0 {
 		t.Errorf("doctor after the installation (exit code %d):\n%s", exit, out)
@@ -42,7 +42,7 @@ func TestDoctorFindsTheChartSoundAndAWrongClassNot(t *testing.T) {
 	}
 }
 
-func TestVolumesShowsWhatStandsBehindAClaim(t *testing.T) {
+func TestVolumesShowsTheObjectsOfAClaim(t *testing.T) {
 	n := home(t)
 	n.Claim("data", "liqo-reference-local", "64Mi")
 	n.Claim("idle", "liqo-reference", "64Mi")

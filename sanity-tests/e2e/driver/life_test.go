@@ -34,7 +34,7 @@ func TestDeletingAClaimDeletesEverything(t *testing.T) {
 }
 
 func TestRetainKeepsTheData(t *testing.T) {
-	kept := discardAtEnd(t)
+	kept := deleteAtEnd(t)
 	n := home(t)
 	startPod(n, "user", "data", "liqo-retain")
 	found := n.WaitVolume("data")
@@ -49,7 +49,7 @@ func TestRetainKeepsTheData(t *testing.T) {
 }
 
 // A StatefulSet creates a claim with the name of one that was deleted during provisioning.
-func TestClaimMadeAgainUnderItsNameWhileProvisioning(t *testing.T) {
+func TestClaimRecreatedDuringProvisioning(t *testing.T) {
 	n := home(t)
 	node := n.Cluster.Nodes()[0].Name
 	n.Claim("data", "liqo-reference", "64Mi")
@@ -73,7 +73,7 @@ func TestClaimMadeAgainUnderItsNameWhileProvisioning(t *testing.T) {
 	})
 }
 
-func TestForeignObjectInTheTwinsPlaceIsLeftAlone(t *testing.T) {
+func TestForeignObjectWithTheNameOfATwinIsKept(t *testing.T) {
 	n := home(t)
 	n.Claim("data", "liqo-reference", "64Mi")
 	name := string(n.GetClaim("data").UID)
@@ -101,7 +101,7 @@ func TestForeignObjectInTheTwinsPlaceIsLeftAlone(t *testing.T) {
 	n.WaitReady("user")
 }
 
-func TestWhatATwinInheritsFromItsClaim(t *testing.T) {
+func TestTwinInheritsFieldsOfItsClaim(t *testing.T) {
 	n := home(t)
 	reserved := map[string]string{
 		"volume.beta.kubernetes.io/storage-class":     "liqo-reference",
@@ -144,8 +144,8 @@ func TestWhatATwinInheritsFromItsClaim(t *testing.T) {
 }
 
 // An administrator deletes a twin in use: an event reports it, and no data is lost.
-func TestTwinDeletedBehindOurBack(t *testing.T) {
-	kept := discardAtEnd(t)
+func TestTwinDeletedByAUser(t *testing.T) {
+	kept := deleteAtEnd(t)
 	n := home(t)
 	startPod(n, "user", "data", "liqo-reference")
 	n.Exec("user", "echo precious > /data/file")
@@ -180,7 +180,7 @@ func TestTwinDeletedBehindOurBack(t *testing.T) {
 
 // The real driver cannot delete the data, and the controller is killed: the virtual volume remains until the data is
 // deleted.
-func TestRealDeletionFailsWhileTheControllerDies(t *testing.T) {
+func TestRealDeletionFailsAndTheControllerIsKilled(t *testing.T) {
 	n := homeSerial(t)
 	startPod(n, "user", "data", "liqo-reference")
 	found := n.WaitVolume("data")
@@ -294,8 +294,8 @@ func remaining(ctx context.Context, n *user.Namespace, twin string, volumes ...s
 	return strings.Join(append(left, attached...), ", "), err
 }
 
-// discardAtEnd deletes a retained volume after the test. Call it before home, so that the namespace is deleted first.
-func discardAtEnd(t *testing.T) (kept *user.Volume) {
+// deleteAtEnd deletes a retained volume after the test. Call it before home, so that the namespace is deleted first.
+func deleteAtEnd(t *testing.T) (kept *user.Volume) {
 	t.Helper()
 	kept = &user.Volume{}
 	t.Cleanup(func() {

@@ -7,7 +7,8 @@ import (
 	"storage.liqo.io/sanity-tests/trees"
 )
 
-// A tree with every kind of metadata that is kept moves to another node without consent, and is the same there.
+// A tree with every kind of metadata that is kept moves to another node without consent, and is the same
+// afterwards.
 func TestMoveOfAGeneratedTree(t *testing.T) {
 	n := home(t)
 	nodes := n.Cluster.Nodes()

@@ -14,7 +14,7 @@ import (
 	"storage.liqo.io/sanity-tests/storage"
 )
 
-func TestPodsReturnToTheirDataEvenAfterACordon(t *testing.T) {
+func TestPodsReturnToTheirDataAfterACordon(t *testing.T) {
 	n := homeSerial(t)
 	owner, _ := twoNodes(t, n)
 	n.Claim("data", "liqo-reference-local", "64Mi")
@@ -43,7 +43,7 @@ func TestPodsReturnToTheirDataEvenAfterACordon(t *testing.T) {
 }
 
 // The pod prefers the node that the real class excludes.
-func TestNodeExcludedByTheRealClassIsNotChosen(t *testing.T) {
+func TestNodeExcludedByTheRealClassIsNotSelected(t *testing.T) {
 	n := home(t)
 	allowed, excluded := twoNodes(t, n)
 	real := realClass(n.Name+"-real", storage.Local, nil)
@@ -60,14 +60,14 @@ func TestNodeExcludedByTheRealClassIsNotChosen(t *testing.T) {
 	}
 }
 
-func TestNodeWithoutRoomIsNotChosen(t *testing.T) {
+func TestNodeWithoutCapacityIsNotSelected(t *testing.T) {
 	n := home(t)
 	n.Claim("huge", "liqo-reference-local", "21Gi")
 	n.Pod("user", "huge")
 	n.WaitEvent("user", "FailedScheduling", "free storage")
 }
 
-func TestPodPinnedByNodeName(t *testing.T) {
+func TestPodWithNodeName(t *testing.T) {
 	n := home(t)
 	_, node := twoNodes(t, n)
 	n.Claim("data", "liqo-reference-local", "64Mi")

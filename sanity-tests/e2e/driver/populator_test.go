@@ -26,7 +26,7 @@ func withPopulator(claim *corev1.PersistentVolumeClaim) {
 // The steps are those of lib-volume-populator: a populator creates a prime claim in its own namespace for the node of
 // the user's pod, fills it with its own pod, and binds its volume to the user's claim. The volume and its twin keep the
 // UID of the prime claim.
-func TestVolumeOfAPrimeClaimIsGivenToItsUser(t *testing.T) {
+func TestVolumeOfAPrimeClaimIsBoundToTheUsersClaim(t *testing.T) {
 	n := home(t)
 	populator := user.NewNamespace(t, n.Cluster)
 	n.Claim("data", "liqo-reference", "64Mi", withPopulator)
@@ -68,7 +68,7 @@ func TestVolumeOfAPrimeClaimIsGivenToItsUser(t *testing.T) {
 }
 
 // A populated volume is expanded: its twin is found by the volume, not by the claim.
-func TestVolumeOfAPrimeClaimGrowsUnderItsUser(t *testing.T) {
+func TestVolumeOfAPrimeClaimGrowsWithTheUsersClaim(t *testing.T) {
 	n := home(t)
 	populator := user.NewNamespace(t, n.Cluster)
 	n.Claim("data", "liqo-reference-xfs", "320Mi", withPopulator)

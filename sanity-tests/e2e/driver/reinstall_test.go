@@ -8,7 +8,7 @@ import (
 )
 
 // Pods keep their volumes without the driver, and other pods can use them when it is installed again.
-func TestUninstallAndReinstallWithLiveVolumes(t *testing.T) {
+func TestUninstallAndReinstallWithVolumesInUse(t *testing.T) {
 	n := homeSerial(t)
 	startPod(n, "user", "data", "liqo-reference-attach")
 	n.Exec("user", "echo before > /data/file")

@@ -156,7 +156,7 @@ func TestReleaseKeepsTheReclaimPolicy(t *testing.T) {
 	deleteClaim(t, n, "data")
 }
 
-func TestReleaseTellsAllThatSpeaksAgainstIt(t *testing.T) {
+func TestReleaseListsEveryBlocker(t *testing.T) {
 	n := home(t)
 	n.Claim("data", "liqo-reference-attach", "64Mi", func(claim *corev1.PersistentVolumeClaim) {
 		claim.Annotations = map[string]string{"meta.helm.sh/release-name": "shop"}
@@ -330,7 +330,7 @@ func wantSameVolume(t *testing.T, n *user.Namespace, was user.Volume) {
 }
 
 // A pod that is created while its claim does not exist gets the data, whether the release is undone or finished.
-func TestPodThatComesDuringAReleaseIsServed(t *testing.T) {
+func TestPodCreatedDuringAReleaseStarts(t *testing.T) {
 	n := home(t)
 	sum, was := createVolumeWithData(t, n, "data", "liqo-reference-attach")
 	setFinalizer(t, n, was.Virtual.Name, true)

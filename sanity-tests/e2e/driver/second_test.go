@@ -55,7 +55,7 @@ func readAttachments(n *user.Namespace, volumes ...string) (names []string) {
 }
 
 // A second PersistentVolume of the same data is mounted and unmounted in any order with the first, as by a move.
-func TestASecondVolumeOfTheSameData(t *testing.T) {
+func TestSecondPersistentVolumeWithTheSameHandle(t *testing.T) {
 	t.Parallel()
 	for _, class := range []string{"liqo-reference", "liqo-reference-attach"} {
 		for _, volumeMode := range []corev1.PersistentVolumeMode{corev1.PersistentVolumeFilesystem, corev1.PersistentVolumeBlock} {

@@ -11,7 +11,7 @@ const textParameter = "requireStageSecret"
 
 // The real driver expands templates in its parameters for the twin, which has another namespace and other annotations
 // than the claim, so the driver refuses them.
-func TestRealClassesWithTemplates(t *testing.T) {
+func TestTemplatesInParametersOfRealClasses(t *testing.T) {
 	n := home(t)
 	create := func(name, template string, parameters map[string]string) string {
 		real := realClass(n.Name+"-real-"+name, storage.Reference, map[string]string{textParameter: template})

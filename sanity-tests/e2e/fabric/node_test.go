@@ -20,7 +20,7 @@ import (
 
 // The first two tests are serial, because they restart API servers or need that no other fabric runs.
 
-func TestPodsOutliveRestartsOfBothAPIServers(t *testing.T) {
+func TestPodsSurviveRestartsOfBothAPIServers(t *testing.T) {
 	home, remote, options := startPlain(t)
 	home.Pod("before", "", withoutVolume, boundTo(options.Node), withGracePeriod)
 	home.WaitReady("before")
@@ -41,7 +41,7 @@ func TestPodsOutliveRestartsOfBothAPIServers(t *testing.T) {
 	}
 }
 
-func TestRemotePodsGoWhenTheirHomePodWentUnseen(t *testing.T) {
+func TestRemotePodIsDeletedAfterAMissedDeletionOfItsHomePod(t *testing.T) {
 	home, remote := newNamespaces(t)
 	options := fabric.Plain("plain-" + home.Name)
 	options.Namespace = mapNamespace(home, remote)
@@ -89,7 +89,7 @@ func waitNoGoroutines(n *user.Namespace) {
 	})
 }
 
-func TestNodeComesBackAndCordonsStay(t *testing.T) {
+func TestDeletedNodeIsRecreatedAndCordonIsKept(t *testing.T) {
 	t.Parallel()
 	home, remote := newNamespaces(t)
 	options := fabric.Liqo("liqo-"+home.Name, "fabric-test")

@@ -16,7 +16,7 @@ import (
 	"storage.liqo.io/sanity-tests/fabric"
 )
 
-func TestPodRunsInTheOtherCluster(t *testing.T) {
+func TestPodRunsInTheRemoteCluster(t *testing.T) {
 	t.Parallel()
 	home, remote := newNamespaces(t)
 	options := fabric.Liqo("liqo-"+home.Name, "fabric-test")
@@ -63,7 +63,7 @@ func TestPodRunsInTheOtherCluster(t *testing.T) {
 	})
 }
 
-func TestSchedulerMayUseTheNode(t *testing.T) {
+func TestSchedulerUsesTheVirtualNode(t *testing.T) {
 	t.Parallel()
 	home, remote := newNamespaces(t)
 	options := fabric.Kosmos(home.Name)
@@ -74,7 +74,7 @@ func TestSchedulerMayUseTheNode(t *testing.T) {
 	remote.WaitReady("user")
 }
 
-func TestPodThatCannotRunThereTellsWhy(t *testing.T) {
+func TestPodThatCannotRunRemotelyReportsTheReason(t *testing.T) {
 	t.Parallel()
 	home, remote, options := startPlain(t)
 	home.Pod("user", "missing", boundTo(options.Node))
@@ -87,7 +87,7 @@ func TestPodThatCannotRunThereTellsWhy(t *testing.T) {
 	}
 }
 
-func TestRemotePodIsKeptWhileTheHomePodLives(t *testing.T) {
+func TestRemotePodIsRecreatedWhileTheHomePodExists(t *testing.T) {
 	t.Parallel()
 	home, remote, options := startPlain(t)
 	home.Pod("user", "", withoutVolume, boundTo(options.Node))
@@ -107,7 +107,7 @@ func TestRemotePodIsKeptWhileTheHomePodLives(t *testing.T) {
 	remote.WaitDeleted("pod", "user")
 }
 
-func TestOtherPodsOfTheSameNameAreLeftAlone(t *testing.T) {
+func TestForeignPodOfTheSameNameIsKept(t *testing.T) {
 	t.Parallel()
 	home, remote, options := startPlain(t)
 	remote.Pod("user", "", withoutVolume)
@@ -139,7 +139,7 @@ func TestPodsWaitUntilTheirNamespaceIsMapped(t *testing.T) {
 	home.WaitReady("user")
 }
 
-func TestRemoteNamespacesAreMadeUnlessTheyAreSomebodyElses(t *testing.T) {
+func TestRemoteNamespaceIsCreatedUnlessDisabled(t *testing.T) {
 	t.Parallel()
 	home, remote := newNamespaces(t)
 	missing := home.Name // which does not exist in the remote cluster
@@ -167,7 +167,7 @@ func TestRemoteNamespacesAreMadeUnlessTheyAreSomebodyElses(t *testing.T) {
 	home.WaitReady("user")
 }
 
-func TestDaemonSetsDoNotReachTheOtherCluster(t *testing.T) {
+func TestDaemonSetPodsDoNotRunInTheRemoteCluster(t *testing.T) {
 	t.Parallel()
 	home, remote, options := startPlain(t)
 	sets, labels := home.Client.AppsV1().DaemonSets(home.Name), map[string]string{"app": "daemon"}

@@ -20,24 +20,24 @@ import (
 
 // Controller and node plugin crash before and after every write. After their restart each volume still
 // works, and nothing is leaked.
-func TestDyingAtEveryCrashPoint(t *testing.T) {
+func TestCrashAtEveryPoint(t *testing.T) {
 	cluster := user.Cluster(t, "home")
 	// One replica, because crash orders are for one process.
 	install(t, cluster, 1)
 	w := &walk{cluster: cluster}
 	for _, leg := range []leg[*user.Namespace]{
 		{"a volume that is attached", w.attached},
-		{"a static volume, mounted by us", w.static},
-		{"a volume to be retained", w.retained},
+		{"a static volume that the driver mounts", w.static},
+		{"a retained volume", w.retained},
 		{"a node that the real driver refuses", w.refused},
-		{"a claim that goes while its volume is reserved", w.abandoned},
-		{"a twin deleted behind our back", w.rescued},
+		{"a claim that is deleted while its volume is reserved", w.abandoned},
+		{"a twin that is deleted by a user", w.recovered},
 		{"a volume that grows", w.grown},
 		{"a volume that gets other attributes", w.modified},
-		{"labels, a fixed node, room and the lease", w.loops},
+		{"labels, finalizers, node, capacity and lease", w.loops},
 		{"a snapshot that is restored", w.snapshotted},
-		{"a snapshot that is retained, and discarded after all", w.snapshotRetained},
-		{"a snapshot that its user gives up", w.snapshotAbandoned},
+		{"a retained snapshot that is deleted later", w.snapshotRetained},
+		{"a snapshot that is deleted during its creation", w.snapshotAbandoned},
 		{"a claim that is imported", w.imported},
 		{"an import that is undone", w.importUndone},
 		{"a snapshot that is imported", w.snapshotImported},
@@ -50,14 +50,14 @@ func TestDyingAtEveryCrashPoint(t *testing.T) {
 		})
 	}
 	for _, leg := range []leg[*remoteSetup]{
-		{"a node that stands for another cluster", w.virtualNodeMarked},
+		{"a node that represents another cluster", w.virtualNodeMarked},
 		{"a session that is renewed", w.sessionRenewed},
 		{"a volume that another cluster refuses", w.remoteRefused},
 		{"a volume in another cluster", w.remoteLife},
-		{"a volume to be retained in another cluster", w.remoteRetained},
-		{"a twin in another cluster deleted behind our back", w.remoteRescued},
+		{"a retained volume in another cluster", w.remoteRetained},
+		{"a twin in another cluster that is deleted by a user", w.remoteRecovered},
 		{"a volume that grows in another cluster", w.remoteGrown},
-		{"a restore that is sent back to its snapshot", w.restoreRescheduled},
+		{"a restore that is rescheduled to its snapshot", w.restoreRescheduled},
 	} {
 		w.runRemote(t, leg)
 	}
@@ -166,7 +166,7 @@ func (w *walk) abandoned(t *testing.T, n *user.Namespace) {
 	w.waitCrashed(t, n, controller)
 }
 
-func (w *walk) rescued(t *testing.T, n *user.Namespace) {
+func (w *walk) recovered(t *testing.T, n *user.Namespace) {
 	n.Claim("data", "liqo-reference", "64Mi")
 	n.Pod("user", "data")
 	n.WaitReady("user")

@@ -45,7 +45,7 @@ type offloadedTo struct {
 
 // The fabric and the controller crash before and after every write of offloading. After their restart
 // nodes, namespaces and pods still work, no pod runs twice, and nothing is leaked.
-func TestFabricDyingAtEveryCrashPoint(t *testing.T) {
+func TestFabricWithCrashAtEveryPoint(t *testing.T) {
 	home, remote := user.Cluster(t, "home"), user.Cluster(t, "remote")
 	w := &walk{cluster: home}
 	kubeconfig := installFabric(t, w)
@@ -53,7 +53,7 @@ func TestFabricDyingAtEveryCrashPoint(t *testing.T) {
 		{"the node of a cluster", w.virtualNode},
 		{"a namespace that is offloaded", w.offloadedNamespace},
 		{"pods of a virtual node", w.virtualPods},
-		{"pods that no node there takes", w.unplacedPods},
+		{"pods that fit on no remote node", w.unplacedPods},
 	} {
 		t.Run(leg.name, func(t *testing.T) {
 			checkLeaks(t, home, remote)
@@ -331,7 +331,8 @@ func (w *walk) unplacedPods(t *testing.T, n *offloadedTo) {
 	remote := n.offload("LocalAndRemote")
 	runs := user.WatchRuns(t, remote)
 	fabric := n.crashFabric("pod-avoid", "pod-give-up")
-	// The fabric gives up one pod per controller and minute; these are enough for each crash.
+	// The fabric deletes at most one pod per controller and minute; these are enough for each
+	// crash.
 	names := []string{"one", "two", "three", "four"}
 	for _, name := range names {
 		n.deployment(name, func(pod *corev1.Pod) {

@@ -14,7 +14,7 @@ import (
 
 // Kubelet crashes after a pod is deleted and before it has unstaged the pod's volume, which it forgets.
 // The real driver would never delete the volume.
-func TestVolumeThatKubeletForgets(t *testing.T) {
+func TestVolumeThatKubeletForgetsIsUnstaged(t *testing.T) {
 	cluster := user.Cluster(t, "home")
 	install(t, cluster, 2)
 	checkLeaks(t, cluster)

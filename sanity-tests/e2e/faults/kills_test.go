@@ -37,7 +37,7 @@ const maxExtra = 5
 
 // Everything that works for a volume is killed at random times: controllers, node plugins, sidecars,
 // kubelets, kube-controller-manager.
-func TestLifeAmongKills(t *testing.T) {
+func TestVolumesSurviveRandomKills(t *testing.T) {
 	cluster := user.Cluster(t, "home")
 	install(t, cluster, 2)
 	checkLeaks(t, cluster)

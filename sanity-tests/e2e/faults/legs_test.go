@@ -12,7 +12,7 @@ import (
 
 var (
 	seedFlag = flag.Int64("seed", 0, "seed of kills and crash points; default "+sample.SeedVariable+", or the number of commits in the history")
-	cycles   = flag.Int("cycles", 50, "number of volumes in TestLifeAmongKills")
+	cycles   = flag.Int("cycles", 50, "number of volumes in TestVolumesSurviveRandomKills")
 )
 
 func init() {

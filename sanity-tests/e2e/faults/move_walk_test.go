@@ -22,7 +22,7 @@ import (
 const moveName = "there"
 
 // The controller crashes before and after every write of a move.
-func TestMovesDyingAtEveryCrashPoint(t *testing.T) {
+func TestMovesWithCrashAtEveryPoint(t *testing.T) {
 	cluster := user.Cluster(t, "home")
 	install(t, cluster, 1)
 	w := &walk{cluster: cluster}
@@ -33,7 +33,7 @@ func TestMovesDyingAtEveryCrashPoint(t *testing.T) {
 		{"a claim that is deleted while it is moved", w.moveOfADeletedClaim},
 		{"a move that is cancelled before its gate is closed", w.moveNeverGated},
 		{"a PersistentVolume that is deleted while it is moved", w.moveOfADeletedVolume},
-		{"a move of a volume to be retained", w.moveRetained},
+		{"a move of a retained volume", w.moveRetained},
 		{"a move within another cluster", w.moveWithin},
 		{"a move whose target is lost after its commit", w.moveRecovered},
 		{"a move that the next controller finishes", w.moveFinishedByTheNext},
@@ -115,7 +115,7 @@ func (w *walk) moveOfADeletedClaim(t *testing.T, b *remoteSetup) {
 	if err := b.home.Client.CoreV1().PersistentVolumeClaims(b.home.Name).Delete(t.Context(), "data", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	// The move must see the deletion before the drain ends and it commits.
+	// The controller must observe the deletion before the drain ends and the move commits.
 	b.home.WaitMove(moveName, "Returning")
 	b.endSet(t, b.home, "user")
 	b.home.WaitDeleted("pvc", "data")
@@ -217,7 +217,7 @@ func (w *walk) moveRetained(t *testing.T, b *remoteSetup) {
 }
 
 // The controller crashes around every write that closes and opens the gate of a remote source in its
-// cluster, and that gives a twin the name of the one before it, whose volume is kept without a claim.
+// cluster, and that renames a twin to its predecessor, whose volume is kept without a claim.
 func (w *walk) moveWithin(t *testing.T, b *remoteSetup) {
 	if err := driver.ImportImage(t.Context(), b.remote.Cluster); err != nil {
 		t.Fatal(err)

@@ -158,11 +158,11 @@ func (w *walk) waitCrashed(t *testing.T, n *user.Namespace, orders ...order) {
 func testOf(point string) string {
 	switch {
 	case slices.Contains(fabricPoints, point):
-		return "TestFabricDyingAtEveryCrashPoint"
+		return "TestFabricWithCrashAtEveryPoint"
 	case strings.Contains(point, "-move-"):
-		return "TestMovesDyingAtEveryCrashPoint"
+		return "TestMovesWithCrashAtEveryPoint"
 	}
-	return "TestDyingAtEveryCrashPoint"
+	return "TestCrashAtEveryPoint"
 }
 
 // report runs a subtest for every crash point that legs of this test reach. -run with a leg selects none of

@@ -25,7 +25,7 @@ var outOfService = corev1.Taint{Key: corev1.TaintNodeOutOfService, Value: "nodes
 
 // A node stops and is declared out of service: the real attachment is deleted with the virtual one, so
 // that the volume can be attached elsewhere. When the node is back, it unstages the volume.
-func TestVolumeLeavesANodeThatIsOutOfService(t *testing.T) {
+func TestVolumeIsDetachedFromANodeThatIsOutOfService(t *testing.T) {
 	cluster := user.Cluster(t, "home")
 	install(t, cluster, 2)
 	checkLeaks(t, cluster)

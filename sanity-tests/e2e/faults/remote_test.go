@@ -31,7 +31,7 @@ const (
 
 // Faults of the connection between the clusters while volumes are created and deleted. The subtests are
 // not parallel, because they share the connection.
-func TestTroubleBetweenClusters(t *testing.T) {
+func TestFaultsBetweenClusters(t *testing.T) {
 	home, remote := user.Cluster(t, "home"), user.Cluster(t, "remote")
 	values := shortTimeouts(2)
 	controller := values["controller"].(chart.Values)
@@ -43,11 +43,11 @@ func TestTroubleBetweenClusters(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, leg := range []leg[*remoteSetup]{
-		{"the link is cut while a volume is made", cutWhileMade},
+		{"the link is cut while a volume is created", cutWhileMade},
 		{"the link is cut while a volume is deleted", cutWhileDeleted},
-		{"the namespace there is deleted", namespaceDeleted},
-		{"home is restored from a backup without a volume whose twin is deleted then", restoredAtHome},
-		{"the API server there starts again and again", restarted},
+		{"the remote namespace is deleted", namespaceDeleted},
+		{"home is restored from a backup without a volume, whose twin is then deleted", restoredAtHome},
+		{"the remote API server restarts repeatedly", restarted},
 		{"each call takes 50 ms", slowed(faults.Setting{Mode: faults.Delay, Up: 25 * time.Millisecond, Down: 25 * time.Millisecond}, true)},
 		// A call over a new connection takes three round trips, less than callTimeout.
 		{"each call takes 1 s", slowed(faults.Setting{Mode: faults.Delay, Up: 500 * time.Millisecond, Down: 500 * time.Millisecond}, true)},
@@ -304,7 +304,7 @@ func names(prefix string, count int) (all []string) {
 	return all
 }
 
-// createClaims creates claims with the virtual node selected, as if they had pods there.
+// createClaims creates claims with the virtual node selected, as if they had pods on it.
 func (b *remoteSetup) createClaims(prefix string, count int) {
 	for _, name := range names(prefix, count) {
 		b.home.Claim(name, "liqo-reference-immediate", "16Mi", func(claim *corev1.PersistentVolumeClaim) {

@@ -103,7 +103,7 @@ func (w *walk) remoteRetained(t *testing.T, b *remoteSetup) {
 	}
 }
 
-func (w *walk) remoteRescued(t *testing.T, b *remoteSetup) {
+func (w *walk) remoteRecovered(t *testing.T, b *remoteSetup) {
 	b.declare(t)
 	b.waitReady()
 	b.home.Claim("data", "liqo-reference", "64Mi")

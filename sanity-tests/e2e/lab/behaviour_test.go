@@ -38,13 +38,13 @@ func TestBehaviour(t *testing.T) {
 	t.Run("pods reach the API from every node", func(t *testing.T) { podsReachTheAPI(t, ctx, home) })
 	t.Run("pods find services by name", func(t *testing.T) { podsFindServices(t, ctx, home) })
 	t.Run("pods of two clusters reach each other", func(t *testing.T) { podsReachEachOther(t, ctx, home, remote) })
-	t.Run("audit log names the user agent", func(t *testing.T) { auditNamesAgents(t, ctx, home) })
+	t.Run("audit log names the user agent", func(t *testing.T) { auditLogHasUserAgents(t, ctx, home) })
 	t.Run("a node may not change another", func(t *testing.T) { nodesAreRestricted(t, ctx, home) })
-	t.Run("kubelets answer no strangers", func(t *testing.T) { kubeletsAnswerNoStrangers(t, ctx, home) })
-	t.Run("faults between the clusters", func(t *testing.T) { faultsAreFelt(t, ctx, lab, home, remote) })
-	t.Run("partition", func(t *testing.T) { partitionIsFelt(t, ctx, lab, home, remote) })
+	t.Run("kubelets refuse unauthenticated requests", func(t *testing.T) { kubeletsRefuseUnauthenticated(t, ctx, home) })
+	t.Run("faults between the clusters", func(t *testing.T) { faultsTakeEffect(t, ctx, lab, home, remote) })
+	t.Run("partition", func(t *testing.T) { partitionTakesEffect(t, ctx, lab, home, remote) })
 	t.Run("components restart", func(t *testing.T) { componentsRestart(t, ctx, home) })
-	t.Run("a start repairs", func(t *testing.T) { startRepairs(t, ctx, home) })
+	t.Run("a start repairs the lab", func(t *testing.T) { startRepairsLab(t, ctx, home) })
 }
 
 func cluster(t *testing.T, lab *clusters.Lab, name string) *clusters.Cluster {
@@ -138,7 +138,7 @@ func podsReachEachOther(t *testing.T, ctx context.Context, home, remote *cluster
 	}
 }
 
-func auditNamesAgents(t *testing.T, ctx context.Context, home *clusters.Cluster) {
+func auditLogHasUserAgents(t *testing.T, ctx context.Context, home *clusters.Cluster) {
 	config, err := home.Config()
 	if err != nil {
 		t.Fatal(err)
@@ -183,11 +183,11 @@ func nodesAreRestricted(t *testing.T, ctx context.Context, home *clusters.Cluste
 		t.Errorf("a kubelet cannot label its own node: %v", err)
 	}
 	if err := patch(home.Nodes()[1].Name); !apierrors.IsForbidden(err) {
-		t.Errorf("a kubelet that labels another node is told: %v", err)
+		t.Errorf("a kubelet that labels another node gets: %v", err)
 	}
 }
 
-func kubeletsAnswerNoStrangers(t *testing.T, ctx context.Context, home *clusters.Cluster) {
+func kubeletsRefuseUnauthenticated(t *testing.T, ctx context.Context, home *clusters.Cluster) {
 	node := home.Nodes()[0]
 	authority, err := os.ReadFile(node.KubeletRoot() + "/pki/ca.crt")
 	if err != nil {
@@ -216,12 +216,12 @@ func kubeletsAnswerNoStrangers(t *testing.T, ctx context.Context, home *clusters
 	defer answer.Body.Close()
 	if answer.StatusCode != http.StatusUnauthorized {
 		body, _ := io.ReadAll(answer.Body)
-		t.Errorf("a stranger is told %s: %.200s", answer.Status, body)
+		t.Errorf("an unauthenticated client gets %s: %.200s", answer.Status, body)
 	}
 }
 
-// askThroughProxy requests the version of the remote API server from a node of the home cluster.
-func askThroughProxy(ctx context.Context, home, remote *clusters.Cluster) error {
+// requestThroughProxy requests the version of the remote API server from a node of the home cluster.
+func requestThroughProxy(ctx context.Context, home, remote *clusters.Cluster) error {
 	kubeconfig, err := os.Open(remote.ProxyKubeconfig())
 	if err != nil {
 		return err
@@ -236,21 +236,21 @@ func askThroughProxy(ctx context.Context, home, remote *clusters.Cluster) error 
 	return nil
 }
 
-// answered repeats the request for up to a minute, and returns the duration of the attempt that
+// retryRequest repeats the request for up to a minute, and returns the duration of the attempt that
 // succeeded: on a busy machine an attempt may time out.
-func answered(ctx context.Context, home, remote *clusters.Cluster) (took time.Duration, err error) {
+func retryRequest(ctx context.Context, home, remote *clusters.Cluster) (took time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	err = machine.Until(ctx, "an answer through the proxy", func() error {
 		start := time.Now()
-		err := askThroughProxy(ctx, home, remote)
+		err := requestThroughProxy(ctx, home, remote)
 		took = time.Since(start)
 		return err
 	})
 	return took, err
 }
 
-func faultsAreFelt(t *testing.T, ctx context.Context, lab *clusters.Lab, home, remote *clusters.Cluster) {
+func faultsTakeEffect(t *testing.T, ctx context.Context, lab *clusters.Lab, home, remote *clusters.Cluster) {
 	set := func(setting faults.Setting) {
 		t.Helper()
 		if err := lab.Proxy().Set(ctx, setting); err != nil {
@@ -259,38 +259,38 @@ func faultsAreFelt(t *testing.T, ctx context.Context, lab *clusters.Lab, home, r
 	}
 	for _, mode := range []faults.Mode{faults.Hang, faults.HalfOpen, faults.Reset} {
 		set(faults.Setting{Mode: mode})
-		if err := askThroughProxy(ctx, home, remote); err == nil {
-			t.Errorf("%s: the remote cluster answers", mode)
+		if err := requestThroughProxy(ctx, home, remote); err == nil {
+			t.Errorf("%s: the remote cluster is reachable", mode)
 		}
 		set(faults.Setting{Mode: faults.Pass})
-		if _, err := answered(ctx, home, remote); err != nil {
-			t.Errorf("after %s the remote cluster does not answer: %v", mode, err)
+		if _, err := retryRequest(ctx, home, remote); err != nil {
+			t.Errorf("after %s the remote cluster is unreachable: %v", mode, err)
 		}
 	}
 	set(faults.Setting{Mode: faults.Delay, Up: 200 * time.Millisecond, Down: 200 * time.Millisecond})
-	took, err := answered(ctx, home, remote)
+	took, err := retryRequest(ctx, home, remote)
 	if err != nil {
-		t.Errorf("with a delay the remote cluster does not answer: %v", err)
+		t.Errorf("with a delay the remote cluster is unreachable: %v", err)
 	}
 	if took < 800*time.Millisecond { // TLS and the request: two round trips
-		t.Errorf("with a delay of 400 ms per round trip an answer took only %s", took)
+		t.Errorf("with a delay of 400 ms per round trip a response took only %s", took)
 	}
 	set(faults.Setting{Mode: faults.Pass})
 }
 
-func partitionIsFelt(t *testing.T, ctx context.Context, lab *clusters.Lab, home, remote *clusters.Cluster) {
+func partitionTakesEffect(t *testing.T, ctx context.Context, lab *clusters.Lab, home, remote *clusters.Cluster) {
 	if err := lab.Partition(ctx, true); err != nil {
 		t.Fatal(err)
 	}
-	if err := askThroughProxy(ctx, home, remote); err == nil {
-		t.Error("the remote cluster answers across the partition")
+	if err := requestThroughProxy(ctx, home, remote); err == nil {
+		t.Error("the remote cluster is reachable despite the partition")
 	}
 	if err := lab.Partition(ctx, false); err != nil {
 		t.Fatal(err)
 	}
 	// Packets that were sent earlier may still have to fail.
-	if _, err := answered(ctx, home, remote); err != nil {
-		t.Errorf("after the partition the remote cluster does not answer: %v", err)
+	if _, err := retryRequest(ctx, home, remote); err != nil {
+		t.Errorf("after the partition the remote cluster is unreachable: %v", err)
 	}
 }
 
@@ -306,14 +306,14 @@ func componentsRestart(t *testing.T, ctx context.Context, home *clusters.Cluster
 		t.Fatal(err)
 	}
 	if seen.Status.Phase != corev1.PodRunning || seen.Status.ContainerStatuses[0].RestartCount != 0 {
-		t.Errorf("the pod did not live through it: %+v", seen.Status)
+		t.Errorf("the pod did not survive: %+v", seen.Status)
 	}
 	if err := home.Kill(ctx, "kubelet@home-7"); err == nil || !strings.Contains(err.Error(), "kubelet@home-1") {
-		t.Errorf("killing what is not there says %v", err)
+		t.Errorf("killing an unknown component returns %v", err)
 	}
 }
 
-func startRepairs(t *testing.T, ctx context.Context, home *clusters.Cluster) {
+func startRepairsLab(t *testing.T, ctx context.Context, home *clusters.Cluster) {
 	for _, component := range []string{"etcd", "kube-scheduler", "containerd@home-2"} {
 		if err := home.Kill(ctx, component); err != nil {
 			t.Fatal(err)
@@ -322,7 +322,7 @@ func startRepairs(t *testing.T, ctx context.Context, home *clusters.Cluster) {
 	up(t, ctx, clusters.Options{})
 	for _, component := range home.Components() {
 		if process, err := home.Process(component); err != nil || !process.Alive() {
-			t.Errorf("%s is still dead", component)
+			t.Errorf("%s still does not run", component)
 		}
 	}
 }

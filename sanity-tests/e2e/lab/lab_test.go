@@ -27,7 +27,7 @@ import (
 func requireNoLab(t *testing.T) {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		t.Skip("needs root: a lab makes namespaces and mounts")
+		t.Skip("needs root: a lab creates namespaces and mounts")
 	}
 	if _, err := clusters.Running(t.Context()); !errors.Is(err, clusters.ErrNoLab) {
 		t.Skip("a lab runs on this machine, and this test starts and ends its own: run `make lab-down` first")
@@ -112,7 +112,7 @@ func TestDownLeavesNothingBehind(t *testing.T) {
 }
 
 // A lab whose start was interrupted is removed as well.
-func TestDownAfterHalfAStart(t *testing.T) {
+func TestDownAfterAnInterruptedStart(t *testing.T) {
 	requireNoLab(t)
 	ctx := within(t, 10*time.Minute)
 	before := takeSnapshot(t)
@@ -120,9 +120,9 @@ func TestDownAfterHalfAStart(t *testing.T) {
 
 	broken, breakOff := context.WithCancel(ctx)
 	defer breakOff()
-	_, err := clusters.Up(broken, clusters.Options{Progress: whenSaid("API server answers", breakOff)})
+	_, err := clusters.Up(broken, clusters.Options{Progress: whenWritten("API server answers", breakOff)})
 	if !errors.Is(err, context.Canceled) {
-		t.Fatalf("a start that is broken off says %v", err)
+		t.Fatalf("an interrupted start returns %v", err)
 	}
 	down(t)
 	requireUnchanged(t, before)
@@ -137,11 +137,11 @@ func TestOneCluster(t *testing.T) {
 
 	lab := up(t, ctx, clusters.Options{Clusters: []clusters.ClusterSpec{{Name: "solo", Nodes: 1}}})
 	if _, err := lab.Cluster("home"); err == nil {
-		t.Error("a cluster that was not asked for is there")
+		t.Error("a cluster exists that was not requested")
 	}
 	_, err := clusters.Up(ctx, clusters.Options{})
 	if err == nil || !strings.Contains(err.Error(), "another lab runs") {
-		t.Errorf("a start of another lab says %v", err)
+		t.Errorf("a start of another lab returns %v", err)
 	}
 	down(t)
 	requireUnchanged(t, before)
@@ -149,7 +149,7 @@ func TestOneCluster(t *testing.T) {
 
 // A lab whose processes were all killed does not count as running, and is removed before the next
 // start.
-func TestRemainsOfALabAreRemoved(t *testing.T) {
+func TestRemainsOfAKilledLabAreRemoved(t *testing.T) {
 	requireNoLab(t)
 	ctx := within(t, 10*time.Minute)
 	before := takeSnapshot(t)
@@ -157,17 +157,17 @@ func TestRemainsOfALabAreRemoved(t *testing.T) {
 
 	lab := up(t, ctx, clusters.Options{Clusters: []clusters.ClusterSpec{{Name: "solo", Nodes: 1}}})
 	if _, err := clusters.Running(ctx); err != nil {
-		t.Errorf("of a lab that runs it is said: %v", err)
+		t.Errorf("for a running lab Running returns %v", err)
 	}
 	if err := lab.Clusters()[0].Kill(ctx, "etcd"); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := clusters.Running(ctx); err != nil {
-		t.Errorf("of a lab with one dead component it is said: %v", err)
+		t.Errorf("for a lab with one dead component Running returns %v", err)
 	}
 	killAll(t)
 	if _, err := clusters.Running(ctx); !errors.Is(err, clusters.ErrNoLab) {
-		t.Errorf("of the remains of a lab it is said: %v", err)
+		t.Errorf("for the remains of a lab Running returns %v", err)
 	}
 	requireUnchanged(t, before)
 }
@@ -303,8 +303,8 @@ func killShim(t *testing.T) {
 	t.Fatal("no container shim runs")
 }
 
-// whenSaid is a writer that calls do when this text is written to it.
-func whenSaid(text string, do func()) writerFunc {
+// whenWritten is a writer that calls do when this text is written to it.
+func whenWritten(text string, do func()) writerFunc {
 	return func(written []byte) (int, error) {
 		if bytes.Contains(written, []byte(text)) {
 			do()

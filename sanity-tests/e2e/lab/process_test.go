@@ -15,7 +15,7 @@ import (
 )
 
 // When a component exits, the error has the reason at once and not after the timeout.
-func TestAFailedComponentSaysWhy(t *testing.T) {
+func TestFailedComponentReportsTheReason(t *testing.T) {
 	requireNoLab(t)
 	t.Cleanup(func() { down(t) })
 	process, err := machine.Start(machine.Spec{
@@ -28,17 +28,17 @@ func TestAFailedComponentSaysWhy(t *testing.T) {
 	err = process.UntilAnswers(within(t, 5*time.Minute), func() error { return errors.New("nobody answers") })
 	for _, want := range []string{"test/broken", "the process has ended", "the disk is on fire"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v does not say %q", err, want)
+			t.Errorf("%v does not contain %q", err, want)
 		}
 	}
 	if time.Since(start) > time.Minute {
-		t.Errorf("it took %s to notice", time.Since(start))
+		t.Errorf("the error was returned only after %s", time.Since(start))
 	}
 }
 
 // The lab's processes outlive the process that starts them, so they must not inherit its open
 // files: one may be a lock.
-func TestProcessesInheritNoFiles(t *testing.T) {
+func TestProcessesInheritNoOpenFiles(t *testing.T) {
 	requireNoLab(t)
 	t.Cleanup(func() { down(t) })
 	name := filepath.Join(t.TempDir(), "held")

@@ -14,7 +14,7 @@ import (
 
 // A volume in use moves to the remote cluster and back with the rights of Liqo's virtual kubelet, which may not create
 // pods.
-func TestMoveThereAndBackWithTheRightsThatLiqoGives(t *testing.T) {
+func TestMoveThereAndBackWithLiqosOwnIdentity(t *testing.T) {
 	p := newOffloadedPair(t, liqoOnly)
 	if err := driver.ImportImage(t.Context(), p.remote.Cluster); err != nil {
 		t.Fatal(err)

@@ -175,7 +175,7 @@ func TestLiqosOwnIdentitySuffices(t *testing.T) {
 
 // Liqo's identity cannot read the default class of the remote cluster, so a claim that names none is not provisioned.
 // Other claims still are.
-func TestUnnamedClaimDoesNotCloseTheClusterToOthers(t *testing.T) {
+func TestClaimWithoutRealClassDoesNotBlockOtherClaims(t *testing.T) {
 	p := newOffloadedPair(t, liqoOnly)
 	p.home.Claim("unnamed", "liqo", "64Mi")
 	p.home.Pod("unnamed", "unnamed", onLiqoNode)

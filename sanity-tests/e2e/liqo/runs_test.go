@@ -11,7 +11,7 @@ import (
 
 // The subtests name the programs of Liqo with which the other tests ran: those of its chart in both clusters and, at
 // home, the virtual kubelet that Liqo started.
-func TestLiqoItselfRuns(t *testing.T) {
+func TestLiqosProgramsRun(t *testing.T) {
 	prepare(t)
 	for _, one := range []struct {
 		cluster, namespace string

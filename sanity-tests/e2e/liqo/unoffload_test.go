@@ -17,7 +17,7 @@ import (
 
 // The limits of the cluster report before that data cannot be retained, and the claim that its twin was deleted. The
 // twin must not be recreated with an empty volume.
-func TestUnoffloadWithLiqosOwnIdentityTellsTheLoss(t *testing.T) {
+func TestUnoffloadWithLiqosOwnIdentityReportsDataLoss(t *testing.T) {
 	p := newOffloadedPair(t, liqoOnly)
 	p.home.Claim("data", "liqo-reference", "64Mi")
 	p.startWriter("user", "data", "precious")

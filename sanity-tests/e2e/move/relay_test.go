@@ -90,7 +90,7 @@ func received(n *user.Namespace) int {
 
 // A directory is copied from a pod to one of another cluster through the API servers and a relay, which is killed
 // halfway. Little is sent twice, and the target has the files of the source.
-func TestATreeMovesThroughTheRelay(t *testing.T) {
+func TestTreeMovesThroughTheRelay(t *testing.T) {
 	prepare(t)
 	home := user.NewNamespace(t, user.Cluster(t, "home"))
 	remote := user.NewNamespaceNamed(t, user.Cluster(t, "remote"), home.Name)

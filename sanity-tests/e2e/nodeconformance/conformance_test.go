@@ -33,7 +33,7 @@ const (
 
 var (
 	procs = flag.Int("procs", 4*runtime.NumCPU(), "specs that run side by side in each cluster")
-	focus = flag.String("focus", "", "a regular expression for the specs to run; differences and counts are not judged then")
+	focus = flag.String("focus", "", "a regular expression for the specs to run; differences and counts are not checked then")
 )
 
 func TestMain(m *testing.M) { user.Main(m) }
@@ -51,7 +51,7 @@ func TestNodeConformance(t *testing.T) {
 
 	offloader := offloadAll(t, home)
 	direct, offloaded := runBoth(t, suite, through)
-	offloader.judge(t)
+	offloader.checkPlacement(t)
 
 	differences, missing := external.Compare(direct, offloaded, expected)
 	counts := fmt.Sprintf("%s in the remote cluster, %s through the virtual node, %d differences", count(direct), count(offloaded), len(differences))

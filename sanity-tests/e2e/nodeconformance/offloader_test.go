@@ -251,8 +251,8 @@ func (o *offloader) watch(ctx context.Context) error {
 	})
 }
 
-// judge stops the offloader, and reports where pods of the suite ran.
-func (o *offloader) judge(t *testing.T) {
+// checkPlacement stops the offloader, and reports where pods of the suite ran.
+func (o *offloader) checkPlacement(t *testing.T) {
 	t.Helper()
 	o.end()
 	there := 0

@@ -25,12 +25,12 @@ func renamedTenant(t *testing.T, args ...string) (tenant, *user.Namespace) {
 	n.offload(append([]string{"--namespace-mapping-strategy", "DefaultName"}, args...)...)
 	name, _, _ := unstructured.NestedString(n.offloading().Object, "status", "remoteNamespaceName")
 	if name == n.Name {
-		t.Fatal("it has the same name there")
+		t.Fatal("the remote namespace has the same name")
 	}
 	return n, user.ExistingNamespace(t, user.Cluster(t, "remote"), name)
 }
 
-func TestWhatIsFalseHereIsFalseThere(t *testing.T) {
+func TestFieldsThatAreFalseAreFalseInTheRemotePod(t *testing.T) {
 	n, remote := renamedTenant(t)
 	no := false
 	n.Pod("plain", "", stateless, func(pod *corev1.Pod) {
@@ -42,24 +42,24 @@ func TestWhatIsFalseHereIsFalseThere(t *testing.T) {
 		t.Fatal(err)
 	}
 	if links := running.Spec.EnableServiceLinks; links == nil || *links {
-		t.Error("it has the variables of Services there")
+		t.Error("the remote pod has the variables of Services")
 	}
 	// The nodes of the lab need no user namespaces: it is enough that the remote API server accepts
 	// the pod.
 	n.Pod("alone", "", stateless, func(pod *corev1.Pod) { pod.Spec.HostUsers = &no })
-	remote.Eventually("the pod to be made there", func(ctx context.Context) (string, error) {
+	remote.Eventually("the remote pod to be created", func(ctx context.Context) (string, error) {
 		created, err := remote.Client.CoreV1().Pods(remote.Name).Get(ctx, "alone", metav1.GetOptions{})
 		if err != nil {
 			return err.Error(), nil
 		}
 		if created.Spec.HostUsers == nil || *created.Spec.HostUsers {
-			user.Violated(t, "it has no user namespace of its own there")
+			user.Violated(t, "the remote pod has no user namespace of its own")
 		}
 		return "", nil
 	})
 }
 
-func TestPodsThatAreToSpreadAreTakenThere(t *testing.T) {
+func TestPodsWithTopologySpreadRunRemotely(t *testing.T) {
 	n, _ := renamedTenant(t)
 	spread := func(when corev1.UnsatisfiableConstraintAction) corev1.TopologySpreadConstraint {
 		return corev1.TopologySpreadConstraint{
@@ -77,7 +77,7 @@ func TestPodsThatAreToSpreadAreTakenThere(t *testing.T) {
 }
 
 // Vendors of virtual nodes document these selectors, and old charts use the beta labels.
-func TestUsualSelectorsOfVirtualNodesAndMachinesAreMet(t *testing.T) {
+func TestVirtualNodesMatchUsualNodeSelectors(t *testing.T) {
 	n, _ := renamedTenant(t)
 	n.Pod("web", "", stateless, func(pod *corev1.Pod) {
 		pod.Spec.NodeSelector["type"] = "virtual-kubelet"
@@ -94,7 +94,7 @@ func TestUsualSelectorsOfVirtualNodesAndMachinesAreMet(t *testing.T) {
 
 // As at home, a pod must start with the current version of an optional object that was created
 // before the pod.
-func TestPodStartsWithTheConfigurationThatThereWasBeforeIt(t *testing.T) {
+func TestPodStartsWithTheConfigurationCreatedBeforeIt(t *testing.T) {
 	n, remote := renamedTenant(t)
 	optional := true
 	const settings = "{apiVersion: v1, kind: ConfigMap, metadata: {name: settings}, data: {color: %s}}"
@@ -115,7 +115,7 @@ func TestPodStartsWithTheConfigurationThatThereWasBeforeIt(t *testing.T) {
 }
 
 // As in the conformance tests of Kubernetes.
-func TestDirectoryMayGetItsNameLater(t *testing.T) {
+func TestSubPathMayUseAnAnnotationThatIsAddedLater(t *testing.T) {
 	n, _ := renamedTenant(t)
 	n.Pod("web", "", stateless, func(pod *corev1.Pod) {
 		container := &pod.Spec.Containers[0]
@@ -139,7 +139,7 @@ func TestDirectoryMayGetItsNameLater(t *testing.T) {
 	n.WaitReady("web")
 }
 
-func TestDirectoryOfAVolumeHasTheSameNameThere(t *testing.T) {
+func TestSubPathWithTheNamespaceIsTheSameRemotely(t *testing.T) {
 	n, remote := renamedTenant(t)
 	n.Claim("data", "liqo-reference", "64Mi")
 	n.Pod("writer", "data", onVirtualNode, func(pod *corev1.Pod) {
@@ -154,12 +154,12 @@ func TestDirectoryOfAVolumeHasTheSameNameThere(t *testing.T) {
 	})
 	n.WaitReady("writer")
 	if found := strings.TrimSpace(remote.Exec("writer", "ls /whole/tenants")); found != n.Name {
-		user.Violated(t, "the directory is called %q there, not %s", found, n.Name)
+		user.Violated(t, "the directory in the remote cluster is named %q, not %s", found, n.Name)
 	}
 }
 
 // A retained volume is bound again by a claim of the same name, then by one of another name.
-func TestVolumeThatChangesHandsKeepsItsData(t *testing.T) {
+func TestVolumeBoundToAnotherClaimKeepsItsData(t *testing.T) {
 	n, remote := renamedTenant(t)
 	n.Claim("data", "liqo-reference", "64Mi")
 	n.Pod("one", "data", onVirtualNode)
@@ -200,7 +200,7 @@ func TestVolumeThatChangesHandsKeepsItsData(t *testing.T) {
 	patch(`{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}`)
 }
 
-func TestCredentialsOfHomeAreNotWaitedFor(t *testing.T) {
+func TestPodWithTokenSecretIsRefused(t *testing.T) {
 	n, _ := renamedTenant(t)
 	n.Apply(`{apiVersion: v1, kind: Secret, metadata: {name: token, annotations: {kubernetes.io/service-account.name: default}},
   type: kubernetes.io/service-account-token}`)
@@ -216,7 +216,7 @@ func TestCredentialsOfHomeAreNotWaitedFor(t *testing.T) {
 // Clients of the API read their namespace from a file, and some wait for it in an init container;
 // Argo Workflows reads an annotation. The remote kubelet would wait for a ConfigMap that is not
 // copied.
-func TestPodFindsThereWhatItReads(t *testing.T) {
+func TestRemotePodHasTheFilesAndVariablesThatItReads(t *testing.T) {
 	n, remote := renamedTenant(t)
 	const file = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 	n.Pod("web", "", stateless, func(pod *corev1.Pod) {
@@ -235,7 +235,7 @@ func TestPodFindsThereWhatItReads(t *testing.T) {
 	got := strings.Fields(remote.Exec("web", "cat "+file+"; echo; echo $TEMPLATE; ls "+strings.TrimSuffix(file, "/namespace")))
 	got = got[max(0, len(got)-3):] // kubectl has said which container it takes
 	if want := []string{remote.Name, "main", "namespace"}; !slices.Equal(got, want) {
-		t.Errorf("it has %q there, not %q", got, want)
+		t.Errorf("the remote pod reads %q, not %q", got, want)
 	}
 
 	const settings = "{apiVersion: v1, kind: ConfigMap, metadata: {name: settings, annotations: {liqo.io/skip-reflection: here}}, data: {color: red}}"
@@ -249,12 +249,12 @@ func TestPodFindsThereWhatItReads(t *testing.T) {
 	remote.Apply(strings.Replace(settings, "red", "blue", 1))
 	n.WaitReady("painter")
 	if color := remote.Exec("painter", "echo $color"); color != "blue" {
-		t.Errorf("it has the color %q there", color)
+		t.Errorf("the remote pod has the color %q", color)
 	}
 }
 
 // Claims of other drivers exist in the home cluster only.
-func TestPodsWithClaimsOfOtherClassesStayHere(t *testing.T) {
+func TestPodsWithClaimsOfOtherClassesStayAtHome(t *testing.T) {
 	n, _ := renamedTenant(t, "--pod-offloading-strategy", "LocalAndRemote")
 	const class = "reference"
 	n.Claim("theirs", class, "64Mi")
@@ -267,7 +267,7 @@ func TestPodsWithClaimsOfOtherClassesStayHere(t *testing.T) {
 	n.Pod("tied", "theirs", preferring)
 	n.Pod("free", "ours", onVirtualNode)
 	if tied := n.WaitReady("tied"); tied.Spec.NodeName == node {
-		t.Error("it was sent where its claim is not")
+		t.Error("the pod was offloaded although its claim exists only at home")
 	}
 	if free := n.WaitReady("free"); free.Spec.NodeName != node {
 		t.Errorf("it runs on %s", free.Spec.NodeName)
@@ -279,17 +279,18 @@ func TestPodsWithClaimsOfOtherClassesStayHere(t *testing.T) {
 	n.controllerOpensItsGateOnly("late", "tied")
 	n.Claim("absent", class, "64Mi")
 	if late := n.WaitReady("late"); late.Spec.NodeName == node {
-		t.Error("it was sent where its claim is not")
+		t.Error("the pod was offloaded although its claim exists only at home")
 	}
 }
 
-// If it were offloaded, it would be refused after its volume was created there, which no other node can use.
-func TestPodThatEveryRemoteClusterRefusesStaysHereWithItsVolume(t *testing.T) {
+// If it were offloaded, it would be refused after its volume was created in the remote cluster, where no
+// other node can use it.
+func TestPodThatEveryRemoteClusterRefusesStaysAtHomeWithItsVolume(t *testing.T) {
 	n, _ := renamedTenant(t, "--pod-offloading-strategy", "LocalAndRemote")
 	n.Claim("data", "liqo-reference", "64Mi")
 	n.Pod("locks", "data", addCapability("IPC_LOCK"), preferRemote(100))
 	if locks := n.WaitReady("locks"); locks.Spec.NodeName == node {
-		t.Error("it was sent where it is refused")
+		t.Error("the pod was offloaded to a cluster that refuses it")
 	}
 }
 
@@ -345,7 +346,7 @@ metadata: {name: %[1]s}
 spec: {policyName: %[1]s}
 `
 
-func TestPodThatGetsATokenOfHomeStaysHere(t *testing.T) {
+func TestPodWithATokenOfTheHomeClusterStaysAtHome(t *testing.T) {
 	n, _ := renamedTenant(t, "--pod-offloading-strategy", "LocalAndRemote")
 	n.Apply(fmt.Sprintf(tokens, n.Name))
 	t.Cleanup(func() {
@@ -379,6 +380,6 @@ func TestPodThatGetsATokenOfHomeStaysHere(t *testing.T) {
 	})
 	web := n.WaitReady(fmt.Sprintf("web-%d", tries))
 	if web.Spec.NodeName == node {
-		t.Error("it was sent where its token is worth nothing")
+		t.Error("the pod was offloaded to a cluster in which its token is not valid")
 	}
 }

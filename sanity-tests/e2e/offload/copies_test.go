@@ -36,7 +36,7 @@ stringData: {release: H4sIAAAA}
 
 // "The pod offloading strategy applies to pods only, while the other objects [...] are always
 // replicated to the remote clusters".
-func TestObjectsAreCopiedWhateverTheStrategy(t *testing.T) {
+func TestObjectsAreCopiedWithEveryStrategy(t *testing.T) {
 	t.Parallel()
 	for _, strategy := range []string{"Local", "Remote", "LocalAndRemote"} {
 		t.Run(strategy, func(t *testing.T) {
@@ -45,7 +45,7 @@ func TestObjectsAreCopiedWhateverTheStrategy(t *testing.T) {
 			n.Apply(copied)
 			remote := user.ExistingNamespace(t, user.Cluster(t, "remote"), n.Name)
 			core := remote.Client.CoreV1()
-			remote.Eventually("the objects to be there", func(ctx context.Context) (string, error) {
+			remote.Eventually("the objects to be copied", func(ctx context.Context) (string, error) {
 				configs, err := core.ConfigMaps(n.Name).List(ctx, metav1.ListOptions{})
 				if err != nil {
 					return "", err
@@ -66,14 +66,14 @@ func TestObjectsAreCopiedWhateverTheStrategy(t *testing.T) {
 				}
 				for _, name := range []string{"private", "sh.helm.release.v1.web.v1"} {
 					if _, exists := got[name]; exists {
-						t.Errorf("%s is there", name)
+						t.Errorf("%s was copied", name)
 					}
 				}
 				return "", nil
 			})
 			n.unoffload()
 			if n.remote(n.Name) != nil {
-				t.Error("the namespace is there, with the copies")
+				t.Error("the remote namespace still exists, with the copies")
 			}
 		})
 	}
@@ -115,7 +115,7 @@ spec: {ports: [{port: 80}]}
 		remote.Eventually("the copy of "+name, func(context.Context) (string, error) {
 			there, err := services(remote)(name)
 			if apierrors.IsNotFound(err) || err == nil && there != here {
-				return fmt.Sprintf("here it is %s, there %s (%v)", here, there, err), nil
+				return fmt.Sprintf("it is %s at home, %s in the remote cluster (%v)", here, there, err), nil
 			}
 			return "", err
 		})
@@ -124,7 +124,7 @@ spec: {ports: [{port: 80}]}
 	if out, err := n.Kubectl("patch", "service", "preferred", "--type=merge", "-p", patch); err != nil {
 		t.Fatal(err, out)
 	}
-	remote.Eventually("the copy to follow", func(context.Context) (string, error) {
+	remote.Eventually("the copy to be updated", func(context.Context) (string, error) {
 		there, err := services(remote)("preferred")
 		if err == nil && !strings.HasPrefix(there, "SingleStack") {
 			return "it is " + there, nil

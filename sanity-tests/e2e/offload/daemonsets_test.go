@@ -87,7 +87,7 @@ func TestDaemonSetIsKeptOffVirtualNodes(t *testing.T) {
 		t.Errorf("after a rollout it has the terms %v", terms)
 	}
 	if out, _ := n.program("doctor"); strings.Contains(out, "DaemonSet "+n.Name+"/agent") {
-		t.Errorf("the doctor complains: %s", out)
+		t.Errorf("doctor reports: %s", out)
 	}
 }
 
@@ -99,6 +99,6 @@ func TestDaemonSetThatIsNotKeptOffIsListed(t *testing.T) {
 	}
 	out, _ := n.program("doctor")
 	if !strings.Contains(out, "DaemonSet "+n.Name+"/named") || !strings.Contains(out, name) {
-		t.Errorf("the doctor does not list it: %s", out)
+		t.Errorf("doctor does not list it: %s", out)
 	}
 }

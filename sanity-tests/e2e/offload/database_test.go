@@ -84,7 +84,7 @@ spec:
         resources: {requests: {storage: 320Mi}}
 `
 
-var restarts = flag.Int("restarts", 2, "number of members that TestDatabaseIsReplicatedOverTwoClusters restarts, the one there first")
+var restarts = flag.Int("restarts", 2, "number of members that TestDatabaseIsReplicatedAcrossTwoClusters restarts, the one there first")
 
 var databaseMembers = []string{"etcd-0", "etcd-1", "etcd-2"}
 
@@ -181,7 +181,7 @@ func (w *writer) waitThroughAll(what string) {
 // stop stops the writer and returns how many keys were confirmed.
 func (w *writer) stop() int {
 	w.Exec("writer", "touch /tmp/stop")
-	w.Eventually("the writing to end", func(context.Context) (string, error) {
+	w.Eventually("the writer to end", func(context.Context) (string, error) {
 		select {
 		case <-w.ended:
 			return "", nil
@@ -230,7 +230,7 @@ func missing(confirmed int, keys []int) (lost []int) {
 // A database has members in two clusters, each with its own volume. They find each other by the
 // names of a headless service. It accepts writes while a remote and a home member are lost and come
 // back with their data; no confirmed key is lost, and every member has all of them.
-func TestDatabaseIsReplicatedOverTwoClusters(t *testing.T) {
+func TestDatabaseIsReplicatedAcrossTwoClusters(t *testing.T) {
 	// The members need enough CPU to keep their quorum.
 	n := newExclusiveTenant(t)
 	n.offload("--namespace-mapping-strategy", "EnforceSameName")
@@ -258,12 +258,12 @@ func TestDatabaseIsReplicatedOverTwoClusters(t *testing.T) {
 			t.Errorf("%s was on %s and is on %s, its volume was %s", member, before.Spec.NodeName, after.Spec.NodeName, volume)
 		}
 		if mark := n.Exec(member, "cat /data/mark"); mark != "kept" {
-			user.Violated(t, "%s came back with %q", member, mark)
+			user.Violated(t, "after its restart %s has %q", member, mark)
 		}
 		w.waitThroughAll("after " + member + " was deleted")
 	}
 	if _, err := remote.Client.CoreV1().PersistentVolumeClaims(remote.Name).Get(t.Context(), "data-"+where[node], metav1.GetOptions{}); err != nil {
-		t.Errorf("the member there has no volume there: %v", err)
+		t.Errorf("the remote member has no volume in the remote cluster: %v", err)
 	}
 
 	confirmed := w.stop()
@@ -271,7 +271,7 @@ func TestDatabaseIsReplicatedOverTwoClusters(t *testing.T) {
 		n.Eventually(member+" to have every confirmed write", func(ctx context.Context) (string, error) {
 			keys, err := w.keys(ctx, member)
 			if lost := missing(confirmed, keys); len(lost) > 0 {
-				return fmt.Sprintf("of %d it lacks %v", confirmed, lost), err
+				return fmt.Sprintf("of %d keys it lacks %v", confirmed, lost), err
 			}
 			return "", err
 		})

@@ -22,11 +22,11 @@ import (
 
 const members = 3
 
-var trials = flag.Int("trials", 12, "number of random faults in TestPodsRunAtMostOnceWhateverFails")
+var trials = flag.Int("trials", 12, "number of random faults in TestPodsRunAtMostOnceDespiteFaults")
 
 // Pods of a StatefulSet are deleted in both clusters, also by force, while the fabric is killed and
 // the link is cut: none of them ever runs twice, and in the end all run.
-func TestPodsRunAtMostOnceWhateverFails(t *testing.T) {
+func TestPodsRunAtMostOnceDespiteFaults(t *testing.T) {
 	prepare(t)
 	n := tenant{user.NewNamespace(t, user.Cluster(t, "home")), t}
 	n.offload("--namespace-mapping-strategy", "EnforceSameName")
@@ -65,13 +65,13 @@ func TestPodsRunAtMostOnceWhateverFails(t *testing.T) {
 	n.waitFabric()
 	n.waitSet()
 	if ran := pods.CheckNoneTwice(); ran <= members {
-		t.Errorf("no fault met a pod: only %d pods ran", ran)
+		t.Errorf("no fault affected a pod: only %d pods ran", ran)
 	}
 }
 
 // A Job's pod succeeds while its cluster is unreachable, and is evicted at home, as Kubernetes does
 // after five minutes.
-func TestJobThatSucceededOutOfReachIsNotRunAgain(t *testing.T) {
+func TestJobThatSucceededWhileUnreachableIsNotRunAgain(t *testing.T) {
 	prepare(t)
 	n := tenant{user.NewNamespace(t, user.Cluster(t, "home")), t}
 	n.offload("--namespace-mapping-strategy", "EnforceSameName")
@@ -101,7 +101,7 @@ func TestJobThatSucceededOutOfReachIsNotRunAgain(t *testing.T) {
 			return "", err
 		}
 		if job.Status.Failed != 0 {
-			user.Violated(t, "its pod has succeeded, and counts as failed")
+			user.Violated(t, "its pod has succeeded, and is counted as failed")
 		}
 		if job.Status.Succeeded != 1 {
 			return fmt.Sprintf("%+v", job.Status), nil
@@ -140,7 +140,7 @@ func (n tenant) waitSet() {
 		}
 		leaving := slices.ContainsFunc(pods.Items, func(pod corev1.Pod) bool { return pod.DeletionTimestamp != nil })
 		if set.Status.ReadyReplicas != members || leaving {
-			return fmt.Sprintf("%d are, some leave: %t", set.Status.ReadyReplicas, leaving), nil
+			return fmt.Sprintf("%d are ready, some are being deleted: %t", set.Status.ReadyReplicas, leaving), nil
 		}
 		return "", nil
 	})

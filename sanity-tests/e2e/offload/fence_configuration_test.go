@@ -11,10 +11,10 @@ import (
 
 const onlyInFabric = "ConfigMaps, Secrets and Services only in the namespaces of its fabric"
 
-func servicesAreFenced(t *testing.T, client kubernetes.Interface, own, other string) {
+func servicesAreRestricted(t *testing.T, client kubernetes.Interface, own, other string) {
 	service := func(edit func(*corev1.ServiceSpec)) *corev1.Service {
 		created := &corev1.Service{
-			ObjectMeta: metav1.ObjectMeta{Name: "fenced"},
+			ObjectMeta: metav1.ObjectMeta{Name: "restricted"},
 			Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}},
 		}
 		edit(&created.Spec)
@@ -44,15 +44,15 @@ func servicesAreFenced(t *testing.T, client kubernetes.Interface, own, other str
 	if _, err := services.Create(t.Context(), service(plain), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	_, err := services.Patch(t.Context(), "fenced", types.MergePatchType, []byte(`{"spec": {"type": "NodePort"}}`), metav1.PatchOptions{})
+	_, err := services.Patch(t.Context(), "restricted", types.MergePatchType, []byte(`{"spec": {"type": "NodePort"}}`), metav1.PatchOptions{})
 	checkOutcome(t, "a change", err, "no ports of nodes")
 	checkOutcome(t, "the API server's", client.CoreV1().Services("default").Delete(t.Context(), "kubernetes", dryRunDelete), onlyInFabric)
 }
 
-func secretsAreFenced(t *testing.T, client, admin kubernetes.Interface, own, other string) {
+func secretsAreRestricted(t *testing.T, client, admin kubernetes.Interface, own, other string) {
 	secret := func(of corev1.SecretType) *corev1.Secret {
 		return &corev1.Secret{
-			ObjectMeta: metav1.ObjectMeta{Name: "fenced", Annotations: map[string]string{corev1.ServiceAccountNameKey: "default"}},
+			ObjectMeta: metav1.ObjectMeta{Name: "restricted", Annotations: map[string]string{corev1.ServiceAccountNameKey: "default"}},
 			Type:       of,
 		}
 	}
@@ -76,8 +76,8 @@ func secretsAreFenced(t *testing.T, client, admin kubernetes.Interface, own, oth
 	if _, err := admin.CoreV1().Secrets(own).Create(t.Context(), secret(corev1.SecretTypeServiceAccountToken), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	checkOutcome(t, "delete a token", client.CoreV1().Secrets(own).Delete(t.Context(), "fenced", metav1.DeleteOptions{}), refusal)
-	config := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "fenced"}}
+	checkOutcome(t, "delete a token", client.CoreV1().Secrets(own).Delete(t.Context(), "restricted", metav1.DeleteOptions{}), refusal)
+	config := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "restricted"}}
 	for namespace, words := range map[string]string{own: "", other: onlyInFabric, "kube-system": onlyInFabric} {
 		_, err := client.CoreV1().ConfigMaps(namespace).Create(t.Context(), config, dryRunCreate)
 		checkOutcome(t, "a ConfigMap in "+namespace, err, words)

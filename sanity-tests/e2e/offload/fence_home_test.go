@@ -56,7 +56,7 @@ func TestFabricWritesOnlyItsNodesAndTheirPods(t *testing.T) {
 	local := n.podOnRealNode()
 	const (
 		theirs   = "pods of its own nodes only"
-		noSpec   = "what pods are to be"
+		noSpec   = "does not change the spec of pods"
 		noMarks  = "but its own"
 		address  = `{"status": {"podIP": "192.0.2.1", "podIPs": [{"$patch": "replace"}, {"ip": "192.0.2.1"}]}}`
 		labelled = `{"metadata": {"labels": {"app": "other"}}}`
@@ -71,17 +71,17 @@ func TestFabricWritesOnlyItsNodesAndTheirPods(t *testing.T) {
 		part  []string
 		words string
 	}{
-		"an image":                     {web, images(web), nil, noSpec},
-		"a label":                      {web, labelled, nil, noMarks},
-		"an owner":                     {web, `{"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": "a", "uid": "a"}]}}`, nil, noMarks},
-		"another finalizer":            {web, `{"metadata": {"finalizers": ["example.test/other"]}}`, nil, noMarks},
-		"its label":                    {web, `{"metadata": {"labels": {"liqo.io/shadowPod": "true"}}}`, nil, ""},
-		"its annotation":               {web, `{"metadata": {"annotations": {"fabric.storage.liqo.io/remote-namespace": "` + n.Name + `"}}}`, nil, ""},
-		"the status":                   {web, address, []string{"status"}, ""},
-		"an image on a real node":      {local, images(local), nil, theirs},
-		"its label on a real node":     {local, `{"metadata": {"labels": {"liqo.io/shadowPod": "true"}}}`, nil, theirs},
-		"the status on a real node":    {local, address, []string{"status"}, theirs},
-		"the metadata by status there": {local, labelled, []string{"status"}, theirs},
+		"an image":                  {web, images(web), nil, noSpec},
+		"a label":                   {web, labelled, nil, noMarks},
+		"an owner":                  {web, `{"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": "a", "uid": "a"}]}}`, nil, noMarks},
+		"another finalizer":         {web, `{"metadata": {"finalizers": ["example.test/other"]}}`, nil, noMarks},
+		"its label":                 {web, `{"metadata": {"labels": {"liqo.io/shadowPod": "true"}}}`, nil, ""},
+		"its annotation":            {web, `{"metadata": {"annotations": {"fabric.storage.liqo.io/remote-namespace": "` + n.Name + `"}}}`, nil, ""},
+		"the status":                {web, address, []string{"status"}, ""},
+		"an image on a real node":   {local, images(local), nil, theirs},
+		"its label on a real node":  {local, `{"metadata": {"labels": {"liqo.io/shadowPod": "true"}}}`, nil, theirs},
+		"the status on a real node": {local, address, []string{"status"}, theirs},
+		"its metadata through the status on a real node": {local, labelled, []string{"status"}, theirs},
 	} {
 		_, err := client.CoreV1().Pods(one.pod.Namespace).Patch(t.Context(), one.pod.Name, types.StrategicMergePatchType, []byte(one.patch), dryRunPatch, one.part...)
 		checkOutcome(t, what, err, one.words)
@@ -142,16 +142,16 @@ func (n tenant) foreignNodesAreProtected(client kubernetes.Interface, real strin
 		err   error
 		words string
 	}{
-		"a label of its node":     {patch(node, `{"metadata": {"labels": {"tier": "core"}}}`), ""},
-		"the status of its node":  {patch(node, `{"status": {"phase": "Running"}}`, "status"), ""},
-		"its node as another's":   {patch(node, `{"metadata": {"labels": {"fabric.storage.liqo.io/cluster": "other"}}}`), theirs},
-		"its node as nobody's":    {patch(node, `{"metadata": {"labels": {"fabric.storage.liqo.io/cluster": null}}}`), theirs},
-		"a label of a real node":  {patch(real, `{"metadata": {"labels": {"tier": "core"}}}`), theirs},
-		"a real node as its own":  {patch(real, `{"metadata": {"labels": {"fabric.storage.liqo.io/cluster": "`+name+`"}}}`), theirs},
-		"the status of real node": {patch(real, `{"status": {"addresses": null}}`, "status"), theirs},
-		"delete a real node":      {nodes.Delete(n.t.Context(), real, dryRunDelete), theirs},
-		"a node of its own":       {create(map[string]string{"fabric.storage.liqo.io/cluster": "other"}), ""},
-		"a node of nobody":        {create(nil), theirs},
+		"a label of its node":                  {patch(node, `{"metadata": {"labels": {"tier": "core"}}}`), ""},
+		"the status of its node":               {patch(node, `{"status": {"phase": "Running"}}`, "status"), ""},
+		"change the owner of its node":         {patch(node, `{"metadata": {"labels": {"fabric.storage.liqo.io/cluster": "other"}}}`), theirs},
+		"remove the owner of its node":         {patch(node, `{"metadata": {"labels": {"fabric.storage.liqo.io/cluster": null}}}`), theirs},
+		"a label of a real node":               {patch(real, `{"metadata": {"labels": {"tier": "core"}}}`), theirs},
+		"make itself the owner of a real node": {patch(real, `{"metadata": {"labels": {"fabric.storage.liqo.io/cluster": "`+name+`"}}}`), theirs},
+		"the status of real node":              {patch(real, `{"status": {"addresses": null}}`, "status"), theirs},
+		"delete a real node":                   {nodes.Delete(n.t.Context(), real, dryRunDelete), theirs},
+		"a node of its own":                    {create(map[string]string{"fabric.storage.liqo.io/cluster": "other"}), ""},
+		"a node without owner":                 {create(nil), theirs},
 	} {
 		checkOutcome(n.t, what, one.err, one.words)
 	}
@@ -175,7 +175,7 @@ func (n tenant) foreignLeasesAreProtected(client kubernetes.Interface, real stri
 	}{
 		"the lease of its node":       {patch(nodes, node), ""},
 		"the lease of a real node":    {patch(nodes, real), theirs},
-		"a lease of nobody":           {create(nil), theirs},
+		"a lease without owner":       {create(nil), theirs},
 		"a lease of its own":          {create(map[string]string{"fabric.storage.liqo.io/cluster": "other"}), ""},
 		"the lease of its replicas":   {patch(chart.Namespace, "storage-liqo-io-fabric"), ""},
 		"the lease of the controller": {patch(chart.Namespace, "storage-liqo-io-reconcilers"), "cannot patch"},

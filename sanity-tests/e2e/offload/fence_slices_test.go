@@ -10,14 +10,14 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// endpointCIDRs are the addresses that the EndpointSlices of the fenced home cluster may contain.
+// endpointCIDRs are the addresses that the EndpointSlices of the restricted home cluster may contain.
 var endpointCIDRs = []string{"10.0.0.0/16", "fd00::/48"}
 
 const fabricManager = "fabric.storage.liqo.io"
 
 func newSlice(manager string, family discoveryv1.AddressType, address string) *discoveryv1.EndpointSlice {
 	return &discoveryv1.EndpointSlice{
-		ObjectMeta: metav1.ObjectMeta{Name: "fenced", Labels: map[string]string{
+		ObjectMeta: metav1.ObjectMeta{Name: "restricted", Labels: map[string]string{
 			discoveryv1.LabelServiceName: "db", discoveryv1.LabelManagedBy: manager,
 		}},
 		AddressType: family,
@@ -25,7 +25,7 @@ func newSlice(manager string, family discoveryv1.AddressType, address string) *d
 	}
 }
 
-func slicesAreFenced(t *testing.T, client kubernetes.Interface, own, other string) {
+func slicesAreRestricted(t *testing.T, client kubernetes.Interface, own, other string) {
 	onNode, ofPod := newSlice(fabricManager, "IPv4", "10.0.0.1"), newSlice(fabricManager, "IPv4", "10.0.0.1")
 	onNode.Endpoints[0].NodeName = new("remote-1")
 	ofPod.Endpoints[0].TargetRef = &corev1.ObjectReference{Kind: "Pod", Namespace: other, Name: "db-0"}
@@ -35,16 +35,16 @@ func slicesAreFenced(t *testing.T, client kubernetes.Interface, own, other strin
 		slice     *discoveryv1.EndpointSlice
 		words     string
 	}{
-		"a pod of home":           {own, newSlice(fabricManager, "IPv4", "10.0.0.1"), ""},
-		"one of the other family": {own, newSlice(fabricManager, "IPv6", "fd00::1"), ""},
-		"another address":         {own, newSlice(fabricManager, "IPv4", "10.1.0.1"), "only hold addresses in"},
-		"another one, IPv6":       {own, newSlice(fabricManager, "IPv6", "fd01::1"), "only hold addresses in"},
-		"a name":                  {own, newSlice(fabricManager, "FQDN", "a.test"), "name no pods or nodes"},
-		"a node":                  {own, onNode, "name no pods or nodes"},
-		"a pod":                   {own, ofPod, "name no pods or nodes"},
-		"one of the controller":   {own, newSlice(controller, "IPv4", "10.0.0.1"), "no EndpointSlices but those of its fabric"},
-		"another namespace":       {other, newSlice(fabricManager, "IPv4", "10.0.0.1"), elsewhere},
-		"kube-system":             {"kube-system", newSlice(fabricManager, "IPv4", "10.0.0.1"), elsewhere},
+		"the address of a pod of the home cluster": {own, newSlice(fabricManager, "IPv4", "10.0.0.1"), ""},
+		"an address of the other family":           {own, newSlice(fabricManager, "IPv6", "fd00::1"), ""},
+		"another address":                          {own, newSlice(fabricManager, "IPv4", "10.1.0.1"), "only hold addresses in"},
+		"another one, IPv6":                        {own, newSlice(fabricManager, "IPv6", "fd01::1"), "only hold addresses in"},
+		"a name":                                   {own, newSlice(fabricManager, "FQDN", "a.test"), "name no pods or nodes"},
+		"a node":                                   {own, onNode, "name no pods or nodes"},
+		"a pod":                                    {own, ofPod, "name no pods or nodes"},
+		"one of the controller":                    {own, newSlice(controller, "IPv4", "10.0.0.1"), "no EndpointSlices but those of its fabric"},
+		"another namespace":                        {other, newSlice(fabricManager, "IPv4", "10.0.0.1"), elsewhere},
+		"kube-system":                              {"kube-system", newSlice(fabricManager, "IPv4", "10.0.0.1"), elsewhere},
 	} {
 		_, err := client.DiscoveryV1().EndpointSlices(one.namespace).Create(t.Context(), one.slice, dryRunCreate)
 		checkOutcome(t, what, err, one.words)
@@ -54,7 +54,7 @@ func slicesAreFenced(t *testing.T, client kubernetes.Interface, own, other strin
 		t.Fatal(err)
 	}
 	away := []byte(`{"endpoints": [{"addresses": ["10.1.0.1"]}]}`)
-	_, err := slices.Patch(t.Context(), "fenced", types.MergePatchType, away, metav1.PatchOptions{})
+	_, err := slices.Patch(t.Context(), "restricted", types.MergePatchType, away, metav1.PatchOptions{})
 	checkOutcome(t, "a change", err, "only hold addresses in")
 }
 

@@ -21,16 +21,16 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-// fencedClient has the identity of a home cluster in the remote cluster, and all RBAC rights, so that only policies
+// restrictedClient has the identity of a home cluster in the remote cluster, and all RBAC rights, so that only policies
 // refuse its requests.
-func fencedClient(t *testing.T) (kubernetes.Interface, *user.Namespace) {
+func restrictedClient(t *testing.T) (kubernetes.Interface, *user.Namespace) {
 	t.Helper()
-	access := fence(t)
+	access := applyPolicies(t)
 	return as(t, "system:serviceaccount:"+access.Name+":liqo-csi-remote"), access
 }
 
-// fence applies the policies to the identity of a home cluster, and to these subjects.
-func fence(t *testing.T, subjects ...rbacv1.Subject) *user.Namespace {
+// applyPolicies applies the policies to the identity of a home cluster, and to these subjects.
+func applyPolicies(t *testing.T, subjects ...rbacv1.Subject) *user.Namespace {
 	t.Helper()
 	access := user.NewNamespace(t, user.Cluster(t, "remote"))
 	helm, err := chart.New(t.Context())
@@ -45,7 +45,7 @@ func fence(t *testing.T, subjects ...rbacv1.Subject) *user.Namespace {
 		t.Fatal(err)
 	}
 	access.Apply(string(manifests))
-	t.Cleanup(func() { unfence(t, access) })
+	t.Cleanup(func() { removePolicies(t, access) })
 	return access
 }
 
@@ -56,8 +56,8 @@ func as(t *testing.T, name string, groups ...string) kubernetes.Interface {
 	return client
 }
 
-// unfence removes the cluster-scoped objects of the policies.
-func unfence(t *testing.T, access *user.Namespace) {
+// removePolicies removes the cluster-scoped objects of the policies.
+func removePolicies(t *testing.T, access *user.Namespace) {
 	t.Helper()
 	ctx, now, these := user.CleanupContext(t), metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=" + access.Name}
 	roles, policies := access.Client.RbacV1(), access.Client.AdmissionregistrationV1()
@@ -71,8 +71,8 @@ func unfence(t *testing.T, access *user.Namespace) {
 	}
 }
 
-func TestRemoteIdentityIsFenced(t *testing.T) {
-	client, access := fencedClient(t)
+func TestRemoteIdentityIsRestricted(t *testing.T) {
+	client, access := restrictedClient(t)
 	namespaces := client.CoreV1().Namespaces()
 	own := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: access.Name + "-own", Labels: map[string]string{
 		"fabric.storage.liqo.io/home": access.Name, "fabric.storage.liqo.io/home-namespace": "shop",
@@ -88,32 +88,32 @@ func TestRemoteIdentityIsFenced(t *testing.T) {
 		t.Fatal(err)
 	}
 	createForeignVolume(t, access)
-	waitFence(t, client, access, own.Name)
+	waitPoliciesEnforced(t, client, access, own.Name)
 	t.Cleanup(func() {
 		if err := namespaces.Delete(user.CleanupContext(t), own.Name, metav1.DeleteOptions{}); err != nil {
 			t.Error(err)
 		}
 	})
 	checkOutcome(t, "delete another namespace", namespaces.Delete(t.Context(), access.Name, metav1.DeleteOptions{}), "with the labels of its fabric")
-	t.Run("pods", func(t *testing.T) { podsAreFenced(t, client, own.Name, access.Name) })
+	t.Run("pods", func(t *testing.T) { podsAreRestricted(t, client, own.Name, access.Name) })
 	t.Run("endpoints", func(t *testing.T) {
-		slicesAreFenced(t, client, own.Name, access.Name)
+		slicesAreRestricted(t, client, own.Name, access.Name)
 		foreignSlicesAreProtected(t, client, access.Client, own.Name)
 		slicesAreRepaired(t, client, access.Client, own.Name)
 	})
-	t.Run("services", func(t *testing.T) { servicesAreFenced(t, client, own.Name, access.Name) })
-	t.Run("secrets", func(t *testing.T) { secretsAreFenced(t, client, access.Client, own.Name, access.Name) })
-	t.Run("bindings", func(t *testing.T) { bindingsAreFenced(t, client, own.Name, access.Name) })
-	t.Run("accounts", func(t *testing.T) { accountsAreFenced(t, own.Name) })
-	t.Run("labels", func(t *testing.T) { labelsAreFenced(t, client, own) })
+	t.Run("services", func(t *testing.T) { servicesAreRestricted(t, client, own.Name, access.Name) })
+	t.Run("secrets", func(t *testing.T) { secretsAreRestricted(t, client, access.Client, own.Name, access.Name) })
+	t.Run("bindings", func(t *testing.T) { bindingsAreRestricted(t, client, own.Name, access.Name) })
+	t.Run("accounts", func(t *testing.T) { accountsAreRestricted(t, own.Name) })
+	t.Run("labels", func(t *testing.T) { labelsAreRestricted(t, client, own) })
 	t.Run("pod security", func(t *testing.T) { podSecurityIsEnforced(t, client, access, own) })
-	t.Run("volumes", func(t *testing.T) { volumesAreFenced(t, access) })
-	t.Run("claims", func(t *testing.T) { claimsAreFenced(t, client, access) })
+	t.Run("volumes", func(t *testing.T) { volumesAreRestricted(t, access) })
+	t.Run("claims", func(t *testing.T) { claimsAreRestricted(t, client, access) })
 	t.Run("another home cluster", func(t *testing.T) { homeClustersAreIsolated(t, client, access) })
 }
 
 // A label or an annotation can disable policies of the remote cluster in a namespace.
-func labelsAreFenced(t *testing.T, client kubernetes.Interface, own *corev1.Namespace) {
+func labelsAreRestricted(t *testing.T, client kubernetes.Interface, own *corev1.Namespace) {
 	for label, words := range map[string]string{
 		"field.cattle.io/projectId":       "",
 		podSecurity:                       "enforce=baseline",
@@ -188,10 +188,10 @@ func homeClustersAreIsolated(t *testing.T, client kubernetes.Interface, access *
 			t.Error(err)
 		}
 	})
-	_, errPod := client.CoreV1().Pods(other.Name).Create(t.Context(), newPod("fenced"), dryRunCreate)
-	_, errConfig := client.CoreV1().ConfigMaps(other.Name).Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "fenced"}}, dryRunCreate)
+	_, errPod := client.CoreV1().Pods(other.Name).Create(t.Context(), newPod("restricted"), dryRunCreate)
+	_, errConfig := client.CoreV1().ConfigMaps(other.Name).Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "restricted"}}, dryRunCreate)
 	_, errBinding := client.RbacV1().RoleBindings(other.Name).Create(t.Context(), &rbacv1.RoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: "fenced"},
+		ObjectMeta: metav1.ObjectMeta{Name: "restricted"},
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "liqo-csi-remote." + access.Name + "-workloads"},
 	}, dryRunCreate)
 	errDelete := client.CoreV1().Namespaces().Delete(t.Context(), other.Name, metav1.DeleteOptions{})
@@ -210,7 +210,7 @@ func homeClustersAreIsolated(t *testing.T, client kubernetes.Interface, access *
 
 // The policies also apply to the service accounts of the fabric's namespaces, so that their tokens grant no more than the
 // home cluster has.
-func accountsAreFenced(t *testing.T, own string) {
+func accountsAreRestricted(t *testing.T, own string) {
 	account := as(t, "system:serviceaccount:"+own+":default").CoreV1().Pods(own)
 	privileged := func(pod *corev1.Pod) {
 		pod.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{Privileged: new(true)}
@@ -233,8 +233,8 @@ func accountsAreFenced(t *testing.T, own string) {
 }
 
 // The policies apply to users, groups and service accounts with the rights of a home cluster.
-func TestFenceIsAroundSubjectsOfEachKind(t *testing.T) {
-	access := fence(t,
+func TestPoliciesApplyToSubjectsOfEachKind(t *testing.T) {
+	access := applyPolicies(t,
 		rbacv1.Subject{Kind: rbacv1.UserKind, Name: "e2e-user"},
 		rbacv1.Subject{Kind: rbacv1.GroupKind, Name: "e2e-group"},
 		rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Name: "account", Namespace: "e2e-accounts"},
@@ -254,16 +254,16 @@ func TestFenceIsAroundSubjectsOfEachKind(t *testing.T) {
 	checkOutcome(t, "another user creates a namespace", err, "")
 }
 
-// waitFence waits until the API server applies all policies, in any order.
-func waitFence(t *testing.T, client kubernetes.Interface, access *user.Namespace, own string) {
+// waitPoliciesEnforced waits until the API server applies all policies, in any order.
+func waitPoliciesEnforced(t *testing.T, client kubernetes.Interface, access *user.Namespace, own string) {
 	account := as(t, "system:serviceaccount:"+own+":default").CoreV1().Pods(own)
-	privileged := newPod("fenced", func(pod *corev1.Pod) {
+	privileged := newPod("restricted", func(pod *corev1.Pod) {
 		pod.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{Privileged: new(true)}
 	})
-	object := metav1.ObjectMeta{Name: "fenced"}
+	object := metav1.ObjectMeta{Name: "restricted"}
 	for policy, create := range map[string]func(context.Context) error{
 		"pods": func(ctx context.Context) error {
-			_, err := client.CoreV1().Pods(access.Name).Create(ctx, newPod("fenced"), dryRunCreate)
+			_, err := client.CoreV1().Pods(access.Name).Create(ctx, newPod("restricted"), dryRunCreate)
 			return err
 		},
 		"accounts": func(ctx context.Context) error {
@@ -276,7 +276,7 @@ func waitFence(t *testing.T, client kubernetes.Interface, access *user.Namespace
 			return err
 		},
 		"volumes": func(ctx context.Context) error {
-			_, err := client.CoreV1().PersistentVolumes().Patch(ctx, fencedVolume(access), types.MergePatchType, []byte(`{"spec": {"mountOptions": ["ro"]}}`), dryRunPatch)
+			_, err := client.CoreV1().PersistentVolumes().Patch(ctx, restrictedVolume(access), types.MergePatchType, []byte(`{"spec": {"mountOptions": ["ro"]}}`), dryRunPatch)
 			return err
 		},
 		"claims": func(ctx context.Context) error {
@@ -305,7 +305,7 @@ func waitFence(t *testing.T, client kubernetes.Interface, access *user.Namespace
 	}
 }
 
-func podsAreFenced(t *testing.T, client kubernetes.Interface, own, other string) {
+func podsAreRestricted(t *testing.T, client kubernetes.Interface, own, other string) {
 	first := func(edit func(*corev1.Container)) func(*corev1.Pod) {
 		return func(pod *corev1.Pod) { edit(&pod.Spec.Containers[0]) }
 	}
@@ -351,11 +351,11 @@ func podsAreFenced(t *testing.T, client kubernetes.Interface, own, other string)
 		"a node":   {func(pod *corev1.Pod) { pod.Spec.NodeName = "remote-1" }, "nodeName"},
 		"priority": {func(pod *corev1.Pod) { pod.Spec.PriorityClassName = "system-node-critical" }, "priority of the system"},
 	} {
-		_, err := client.CoreV1().Pods(own).Create(t.Context(), newPod("fenced", one.edit), dryRunCreate)
+		_, err := client.CoreV1().Pods(own).Create(t.Context(), newPod("restricted", one.edit), dryRunCreate)
 		checkOutcome(t, what, err, one.words)
 	}
 	for _, elsewhere := range []string{other, "kube-system", "default"} {
-		_, err := client.CoreV1().Pods(elsewhere).Create(t.Context(), newPod("fenced"), dryRunCreate)
+		_, err := client.CoreV1().Pods(elsewhere).Create(t.Context(), newPod("restricted"), dryRunCreate)
 		checkOutcome(t, "in "+elsewhere, err, "in the namespaces of its fabric")
 	}
 	// The policies apply to updates, too.
@@ -368,7 +368,7 @@ func podsAreFenced(t *testing.T, client kubernetes.Interface, own, other string)
 	checkOutcome(t, "an ephemeral container", err, "privileged")
 }
 
-func bindingsAreFenced(t *testing.T, client kubernetes.Interface, own, other string) {
+func bindingsAreRestricted(t *testing.T, client kubernetes.Interface, own, other string) {
 	role := "liqo-csi-remote." + other
 	itself := rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Name: "liqo-csi-remote", Namespace: other}
 	const noSubject = "to nobody but itself"
@@ -387,7 +387,7 @@ func bindingsAreFenced(t *testing.T, client kubernetes.Interface, own, other str
 		{"kube-system", "ClusterRole", role + "-workloads", itself, "only in the namespaces of its fabric"},
 	} {
 		binding := &rbacv1.RoleBinding{
-			ObjectMeta: metav1.ObjectMeta{Name: "fenced"},
+			ObjectMeta: metav1.ObjectMeta{Name: "restricted"},
 			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: one.kind, Name: one.role},
 			Subjects:   []rbacv1.Subject{one.subject},
 		}
@@ -416,7 +416,7 @@ func mismatch(err error, words string) string {
 
 // The fabric's own identity at home has all RBAC rights in this test, so that only policies refuse
 // its requests.
-func TestFabricGivesRightsToItselfOnly(t *testing.T) {
+func TestFabricGrantsRightsOnlyToItself(t *testing.T) {
 	n, _ := offloadedTenant(t)
 	client, _ := impersonate(t, n.Cluster, serviceAccountPrefix+"fabric", "system:masters")
 	const name = "liqo-csi-fabric-reflected"

@@ -16,14 +16,14 @@ import (
 // foreignClaim is the claim of the foreign volume.
 const foreignClaim = "theirs"
 
-func fencedVolume(access *user.Namespace) string { return access.Name + "-fenced" }
+func restrictedVolume(access *user.Namespace) string { return access.Name + "-restricted" }
 
 // claimOf is a claim of the foreign volume with these labels.
 func claimOf(access *user.Namespace, name string, labels map[string]string) *corev1.PersistentVolumeClaim {
 	return &corev1.PersistentVolumeClaim{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels},
 		Spec: corev1.PersistentVolumeClaimSpec{
-			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, StorageClassName: new(string), VolumeName: fencedVolume(access),
+			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, StorageClassName: new(string), VolumeName: restrictedVolume(access),
 			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}},
 		},
 	}
@@ -34,7 +34,7 @@ func createForeignVolume(t *testing.T, access *user.Namespace) {
 	t.Helper()
 	volumes, claims := access.Client.CoreV1().PersistentVolumes(), access.Client.CoreV1().PersistentVolumeClaims(access.Name)
 	volume := &corev1.PersistentVolume{
-		ObjectMeta: metav1.ObjectMeta{Name: fencedVolume(access), Annotations: map[string]string{"e2e/test": "a"}},
+		ObjectMeta: metav1.ObjectMeta{Name: restrictedVolume(access), Annotations: map[string]string{"e2e/test": "a"}},
 		Spec: corev1.PersistentVolumeSpec{
 			Capacity:                      corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")},
 			AccessModes:                   []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
@@ -66,30 +66,30 @@ func createForeignVolume(t *testing.T, access *user.Namespace) {
 // A volume stays bound to its claim, only the fields that twins need can be changed, and its data
 // is not deleted. Where the identity may create pods, which system:masters may everywhere, moves
 // unbind volumes from their claims.
-func volumesAreFenced(t *testing.T, access *user.Namespace) {
+func volumesAreRestricted(t *testing.T, access *user.Namespace) {
 	client, _ := impersonate(t, access.Cluster, "system:serviceaccount:"+access.Name+":liqo-csi-remote")
 	const mark = `{"metadata": {"annotations": {"storage.liqo.io/data-of": "home/pvc"}, "finalizers": ["kubernetes.io/pv-protection", "storage.liqo.io/move"]}}`
 	for what, one := range map[string]struct{ patch, words string }{
-		"a claim of another namespace": {`{"spec": {"claimRef": {"namespace": "default", "name": "mine", "uid": null}}}`, "of another namespace"},
-		"no claim":                     {`{"spec": {"claimRef": null}}`, "of another namespace"},
-		"a claim of that name":         {`{"spec": {"claimRef": {"uid": "another", "resourceVersion": null}}}`, "where it may not create pods"},
-		"a claim of its namespace":     {`{"spec": {"claimRef": {"name": "other", "uid": "another"}}}`, "where it may not create pods"},
-		"the reclaim policy":           {`{"spec": {"persistentVolumeReclaimPolicy": "Delete"}}`, "back to what it was"},
-		"a policy before":              {`{"metadata": {"annotations": {"storage.liqo.io/reclaim-policy-before": "Delete"}}}`, "back to what it was"},
-		"its marks":                    {mark, ""},
-		"the class":                    {`{"spec": {"storageClassName": "other"}}`, "but their reclaim policy and claim"},
-		"the size":                     {`{"spec": {"capacity": {"storage": "2Gi"}}}`, "but their reclaim policy and claim"},
-		"mount options":                {`{"spec": {"mountOptions": ["ro"]}}`, "but their reclaim policy and claim"},
-		"an annotation of others":      {`{"metadata": {"annotations": {"e2e/test": null}}}`, "but its own"},
-		"a finalizer of others":        {`{"metadata": {"finalizers": ["example.test/held"]}}`, "but its own"},
+		"a claim of another namespace":            {`{"spec": {"claimRef": {"namespace": "default", "name": "mine", "uid": null}}}`, "of another namespace"},
+		"no claim":                                {`{"spec": {"claimRef": null}}`, "of another namespace"},
+		"a claim of that name":                    {`{"spec": {"claimRef": {"uid": "another", "resourceVersion": null}}}`, "where it may not create pods"},
+		"a claim of its namespace":                {`{"spec": {"claimRef": {"name": "other", "uid": "another"}}}`, "where it may not create pods"},
+		"the reclaim policy":                      {`{"spec": {"persistentVolumeReclaimPolicy": "Delete"}}`, "back to what it was"},
+		"the annotation with the previous policy": {`{"metadata": {"annotations": {"storage.liqo.io/reclaim-policy-before": "Delete"}}}`, "back to what it was"},
+		"its marks":                               {mark, ""},
+		"the class":                               {`{"spec": {"storageClassName": "other"}}`, "but their reclaim policy and claim"},
+		"the size":                                {`{"spec": {"capacity": {"storage": "2Gi"}}}`, "but their reclaim policy and claim"},
+		"mount options":                           {`{"spec": {"mountOptions": ["ro"]}}`, "but their reclaim policy and claim"},
+		"an annotation of others":                 {`{"metadata": {"annotations": {"e2e/test": null}}}`, "but its own"},
+		"a finalizer of others":                   {`{"metadata": {"finalizers": ["example.test/held"]}}`, "but its own"},
 	} {
-		_, err := client.CoreV1().PersistentVolumes().Patch(t.Context(), fencedVolume(access), types.MergePatchType, []byte(one.patch), dryRunPatch)
+		_, err := client.CoreV1().PersistentVolumes().Patch(t.Context(), restrictedVolume(access), types.MergePatchType, []byte(one.patch), dryRunPatch)
 		checkOutcome(t, what, err, one.words)
 	}
 }
 
 // Claims without the marks of this home cluster cannot be changed.
-func claimsAreFenced(t *testing.T, client kubernetes.Interface, access *user.Namespace) {
+func claimsAreRestricted(t *testing.T, client kubernetes.Interface, access *user.Namespace) {
 	twin := map[string]string{"app.kubernetes.io/managed-by": "storage.liqo.io", "storage.liqo.io/home-cluster": access.Name}
 	for name, one := range map[string]struct {
 		labels map[string]string

@@ -479,7 +479,7 @@ func (o *outcomes) named(pod *unstructured.Unstructured) []leaf {
 }
 
 // alone returns a refused pod once for each leaf that the refusal names, without the other leaves:
-// the refusal says that one of them is refused, not which.
+// the refusal does not tell which of them is refused.
 func (o *outcomes) alone(pod *unstructured.Unstructured) (pods []*unstructured.Unstructured) {
 	if pod.GetAnnotations()["refused-there"] == "" {
 		return []*unstructured.Unstructured{pod}
@@ -532,7 +532,7 @@ func (o *outcomes) compare(t *testing.T, pod *corev1.Pod, remote map[string]any)
 			continue
 		}
 		value, has := remoteValues[one.at]
-		example := fmt.Sprintf("%s of %s: %s, and there %s", one.at, pod.Name, one.value, cmp.Or(value, "nothing"))
+		example := fmt.Sprintf("%s of %s: %s at home, %s in the remote cluster", one.at, pod.Name, one.value, cmp.Or(value, "nothing"))
 		if value == one.value {
 			o.record(one, "carried", example)
 			continue
@@ -569,7 +569,7 @@ func (o *outcomes) check(t *testing.T) {
 	for _, field := range o.fields {
 		kinds := o.kinds[field]
 		if example, is := o.wrong[field]; is {
-			t.Errorf("%s is not carried, and no exception: %s", field, example)
+			t.Errorf("%s is not copied, and is not listed as an exception: %s", field, example)
 		}
 		for outcome := range kinds {
 			counts[outcome]++
@@ -590,12 +590,12 @@ func (o *outcomes) check(t *testing.T) {
 	}
 	for field := range exceptions {
 		if !o.used[field] {
-			t.Errorf("%s is in the table of exceptions, and is none", field)
+			t.Errorf("%s is listed as an exception, and is none", field)
 		}
 	}
 	for field := range notSet {
 		if !used[field] {
-			t.Errorf("%s is in the table of fields that are not set twice, and is", field)
+			t.Errorf("%s is listed as a field that is not set twice, and is set twice", field)
 		}
 	}
 	t.Logf("%d fields of a pod's spec: %v (some have more than one outcome)", len(o.fields), counts)

@@ -16,13 +16,13 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-var runningPods = flag.Int("running-pods", 1, "number of pods that run while TestRemoteAccessIsUpgradedUnderRunningPods upgrades the remote chart")
+var runningPods = flag.Int("running-pods", 1, "number of pods that run while TestRemoteAccessIsUpgradedWithRunningPods upgrades the remote chart")
 
 // Rights and policies of a remote cluster are upgraded under running pods. Before the upgrade there
 // are no policies and, as in older versions, no Pod Security label. The identity may not set that
 // label; the chart documents how an administrator does. Until then the namespace can be used as it
 // is.
-func TestRemoteAccessIsUpgradedUnderRunningPods(t *testing.T) {
+func TestRemoteAccessIsUpgradedWithRunningPods(t *testing.T) {
 	n := newExclusiveTenant(t)
 	n.offload("--namespace-mapping-strategy", "EnforceSameName")
 	remote := user.ExistingNamespace(t, user.Cluster(t, "remote"), n.Name)
@@ -51,17 +51,17 @@ func TestRemoteAccessIsUpgradedUnderRunningPods(t *testing.T) {
 		}
 	}
 	identity, _ := impersonate(t, remote.Cluster, "system:serviceaccount:liqo-csi-access:liqo-csi-remote")
-	privileged := newPod("fenced", func(pod *corev1.Pod) {
+	privileged := newPod("restricted", func(pod *corev1.Pod) {
 		pod.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{Privileged: new(true)}
 	})
-	fenced := func(want string) {
+	wantOutcome := func(want string) {
 		t.Helper()
 		n.Eventually("the outcome of a privileged pod to be "+want, func(ctx context.Context) (string, error) {
 			_, err := identity.CoreV1().Pods(remote.Name).Create(ctx, privileged, dryRunCreate)
 			return mismatch(err, want), nil
 		})
 	}
-	fenced("")
+	wantOutcome("")
 	uids := map[string]types.UID{}
 	for number := range *runningPods {
 		n.Pod(fmt.Sprintf("web-%d", number), "", stateless)
@@ -76,7 +76,7 @@ func TestRemoteAccessIsUpgradedUnderRunningPods(t *testing.T) {
 	if err := shared.access.Apply(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	fenced("may not be privileged")
+	wantOutcome("may not be privileged")
 	n.Pod("other", "", stateless)
 	n.WaitReady("other")
 
@@ -97,7 +97,7 @@ func TestRemoteAccessIsUpgradedUnderRunningPods(t *testing.T) {
 	for name, uid := range uids {
 		n.WaitReady(name)
 		if now := n.remotePod(remote, name); now != uid {
-			t.Errorf("the pod %s is another one now: %s instead of %s", name, now, uid)
+			t.Errorf("the running pod %s was replaced: %s instead of %s", name, now, uid)
 		}
 	}
 	if ran := runs.CheckNoneTwice(); ran != *runningPods+2 {
@@ -118,7 +118,7 @@ func (n tenant) remotePod(remote *user.Namespace, name string) types.UID {
 
 // Remote nodes can be drained without force, and an autoscaler may remove them, if the pods have a
 // controller at home.
-func TestNodesThereCanBeEmptied(t *testing.T) {
+func TestRemoteNodesCanBeDrained(t *testing.T) {
 	n := newTenant(t)
 	n.offload("--namespace-mapping-strategy", "EnforceSameName", "--pod-offloading-strategy", "Remote")
 	remote := user.ExistingNamespace(t, user.Cluster(t, "remote"), n.Name)
@@ -137,7 +137,7 @@ func TestNodesThereCanBeEmptied(t *testing.T) {
 	}
 	for name, want := range map[string]string{web: "true", "bare": ""} {
 		if found := remotePod(name).Annotations["cluster-autoscaler.kubernetes.io/safe-to-evict"]; found != want {
-			t.Errorf("an autoscaler finds %q on %s", found, name)
+			t.Errorf("the annotation for autoscalers is %q on %s", found, name)
 		}
 	}
 	for _, name := range []string{web, "bare"} {

@@ -18,7 +18,7 @@ import (
 
 // The claim and the Deployment of Kosmos' documentation, unchanged: their class is one of this
 // driver, and the node that they name represents the remote cluster.
-func TestManifestsOfKosmosRunHere(t *testing.T) {
+func TestManifestsOfKosmosRunUnchanged(t *testing.T) {
 	t.Parallel()
 	prepare(t)
 	importServer(t, "registry.paas/cnp/nginx:1.14-alpine", "echo nginx serves; exec httpd -f -p 80 -h /data")
@@ -50,7 +50,7 @@ func TestManifestsOfKosmosRunHere(t *testing.T) {
 		t.Fatal(err, out)
 	}
 	if text := remote.Exec(pod, "cat /data/index.html"); strings.TrimSpace(text) != "hello" {
-		user.Violated(t, "there it is %q", text)
+		user.Violated(t, "the remote pod has %q", text)
 	}
 	if out, err := n.Kubectl("logs", pod); err != nil || !strings.Contains(out, "nginx serves") {
 		t.Errorf("its log is %q: %v", out, err)
@@ -61,7 +61,7 @@ func TestManifestsOfKosmosRunHere(t *testing.T) {
 	next := n.onlyPod("app=nginx")
 	n.WaitReady(next)
 	if text := n.Exec(next, "cat /data/index.html"); strings.TrimSpace(text) != "hello" {
-		user.Violated(t, "the next one finds %q", text)
+		user.Violated(t, "the next pod reads %q", text)
 	}
 }
 

@@ -19,7 +19,7 @@ import (
 )
 
 // "... and triggering the rescheduling of all offloaded pods locally".
-func TestUnoffloadingBringsPodsHome(t *testing.T) {
+func TestUnoffloadingReschedulesPodsAtHome(t *testing.T) {
 	n := newTenant(t)
 	n.offload("--pod-offloading-strategy", "Remote")
 	n.Apply(deploymentManifest("web", 1))
@@ -48,7 +48,7 @@ func TestUnoffloadingBringsPodsHome(t *testing.T) {
 }
 
 // A recreated node keeps the labels of administrators, and its pods keep running.
-func TestNodeThatIsDeletedIsMadeAgainAsItWas(t *testing.T) {
+func TestDeletedVirtualNodeIsRecreatedWithItsLabels(t *testing.T) {
 	// Pods of other tests would run on that node.
 	n := newExclusiveTenant(t)
 	n.offload("--namespace-mapping-strategy", "EnforceSameName")
@@ -84,15 +84,15 @@ func TestNodeThatIsDeletedIsMadeAgainAsItWas(t *testing.T) {
 		t.Fatal(err)
 	}
 	if old.Labels["tier"] != "edge" || old.Labels["region"] != "europe" {
-		t.Errorf("what the cluster suggests and what is said here: %v", old.Labels)
+		t.Errorf("suggested labels and those set at home: %v", old.Labels)
 	}
 	if err := nodes.Delete(t.Context(), node, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
 		t.Fatal(err)
 	}
-	n.Eventually("the node to be there again, as it was", func(ctx context.Context) (string, error) {
+	n.Eventually("the node to be recreated with its labels", func(ctx context.Context) (string, error) {
 		found, err := nodes.Get(ctx, node, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
-			return "it is not there", nil
+			return "it does not exist", nil
 		}
 		if err != nil {
 			return "", err
@@ -104,7 +104,7 @@ func TestNodeThatIsDeletedIsMadeAgainAsItWas(t *testing.T) {
 	})
 	n.waitPod("the pod to be ready", "web", func(pod *corev1.Pod) string {
 		if pod.UID != before.UID {
-			return "it is another one"
+			return "it was replaced"
 		}
 		for _, condition := range pod.Status.Conditions {
 			if condition.Type == corev1.PodReady && condition.Status != corev1.ConditionTrue {
@@ -115,9 +115,9 @@ func TestNodeThatIsDeletedIsMadeAgainAsItWas(t *testing.T) {
 	})
 }
 
-// A cluster is declared lost, and its namespace unoffloaded without an answer. When it comes back, nothing at home names that
-// namespace any more: what runs there ends, and the rest stays.
-func TestPodsEndInANamespaceThatALostClusterBringsBack(t *testing.T) {
+// A cluster is declared lost, and its namespace unoffloaded while it is unreachable. When it is reachable again,
+// nothing at home names that namespace any more: its pods end, and everything else is kept.
+func TestPodsEndWhenALostClusterReturnsWithItsNamespace(t *testing.T) {
 	// The taint evicts all pods of the node.
 	n := newExclusiveTenant(t)
 	n.offload("--namespace-mapping-strategy", "EnforceSameName")
@@ -169,7 +169,7 @@ func TestPodsEndInANamespaceThatALostClusterBringsBack(t *testing.T) {
 	})
 	// So that it ends afterwards, and not because of a deletion that was under way.
 	if pod, err := remote.Client.CoreV1().Pods(n.Name).Get(t.Context(), "web", metav1.GetOptions{}); err != nil || pod.DeletionTimestamp != nil {
-		t.Fatalf("the pod there: %v, %v", pod.DeletionTimestamp, err)
+		t.Fatalf("the remote pod: %v, %v", pod.DeletionTimestamp, err)
 	}
 
 	n.set(proxy, faults.Pass)
@@ -201,7 +201,7 @@ spec:
 }
 
 // As with kubectl drain, --force is needed because nothing recreates such a pod.
-func TestPodWithoutOwnerIsNotDeletedUnasked(t *testing.T) {
+func TestPodWithoutOwnerIsDeletedOnlyWithForce(t *testing.T) {
 	n, _ := offloadedTenant(t)
 	n.Pod("alone", "", stateless)
 	n.WaitReady("alone")
@@ -211,10 +211,10 @@ func TestPodWithoutOwnerIsNotDeletedUnasked(t *testing.T) {
 		t.Fatalf("it is not refused with the name of the pod: %v", err)
 	}
 	if n.offloading().GetDeletionTimestamp() != nil {
-		user.Violated(t, "the namespace leaves nevertheless")
+		user.Violated(t, "the namespace is unoffloaded nevertheless")
 	}
 	n.unoffload()
 	if _, err := n.Client.CoreV1().Pods(n.Name).Get(t.Context(), "alone", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-		t.Errorf("the pod is there still: %v", err)
+		t.Errorf("the pod still exists: %v", err)
 	}
 }

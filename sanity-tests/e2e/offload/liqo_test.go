@@ -67,7 +67,7 @@ func TestOffloadingWithPoliciesOfLiqo(t *testing.T) {
 		t.Errorf("app-south runs on %s", on)
 	}
 	center := n.onlyPod("app=app-center")
-	n.waitPod("app-center to find no node", center, func(pod *corev1.Pod) string {
+	n.waitPod("app-center to be unschedulable", center, func(pod *corev1.Pod) string {
 		for _, condition := range pod.Status.Conditions {
 			if condition.Type == corev1.PodScheduled && condition.Reason == corev1.PodReasonUnschedulable {
 				return ""

@@ -124,7 +124,7 @@ func TestOnlyTheFabricChangesItsMarksOnPods(t *testing.T) {
 }
 
 // A user may create a pod with the gate that a policy adds to pods with claims. The fabric must open it.
-func TestGateThatAPodBringsIsOpened(t *testing.T) {
+func TestSchedulingGateOfAUsersPodIsRemoved(t *testing.T) {
 	n := newTenant(t)
 	n.Pod("web", "", withoutVolumes, func(pod *corev1.Pod) {
 		pod.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "fabric.storage.liqo.io/claims"}}

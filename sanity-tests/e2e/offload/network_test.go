@@ -60,10 +60,10 @@ func (a clientPod) responses(service string) ([]string, error) {
 
 // waitResponses waits until a service has exactly these pods as its endpoints.
 func (a clientPod) waitResponses(service string, want []string) {
-	a.Eventually(fmt.Sprintf("%s to lead to %q", service, want), func(context.Context) (string, error) {
+	a.Eventually(fmt.Sprintf("requests to %s to be answered by %q", service, want), func(context.Context) (string, error) {
 		got, err := a.responses(service)
 		if !slices.Equal(got, want) {
-			return fmt.Sprintf("in cluster %s it leads to %q", a.Cluster.Name(), got), err
+			return fmt.Sprintf("in cluster %s the responses are from %q", a.Cluster.Name(), got), err
 		}
 		return "", err
 	})
@@ -83,8 +83,8 @@ func web(pod *corev1.Pod) {
 }
 
 // The Service of a namespace is in both clusters, whichever of them the strategy allows for its
-// pods. If the networks are routed it leads to all pods, otherwise to those of its own cluster.
-func TestServiceIsConsumedFromAnywhere(t *testing.T) {
+// pods. If the networks are routed its endpoints are all pods, otherwise those of its own cluster.
+func TestServiceIsReachableFromBothClusters(t *testing.T) {
 	prepare(t)
 	clients := map[string]clientPod{"home": newClientPod(t, "home"), "remote": newClientPod(t, "remote")}
 	type exposed struct {

@@ -87,7 +87,7 @@ func (n tenant) waitCondition(kind, reason string, words ...string) {
 		found, message := condition(object, kind)
 		for _, word := range words {
 			if !strings.Contains(message, word) {
-				return fmt.Sprintf("%s, and says %q", found, message), nil
+				return fmt.Sprintf("%s with the message %q", found, message), nil
 			}
 		}
 		if found != reason {
@@ -100,7 +100,7 @@ func (n tenant) waitCondition(kind, reason string, words ...string) {
 // remote returns a namespace of the remote cluster, or nil.
 func (n tenant) remote(namespace string) (found *corev1.Namespace) {
 	n.t.Helper()
-	n.Eventually("the remote cluster to answer", func(ctx context.Context) (missing string, err error) {
+	n.Eventually("the remote cluster to be reachable", func(ctx context.Context) (missing string, err error) {
 		found, err = readRemote(ctx, user.Cluster(n.t, "remote"), namespace)
 		return "", err
 	})
@@ -109,12 +109,12 @@ func (n tenant) remote(namespace string) (found *corev1.Namespace) {
 
 func (n tenant) waitRemoteDeleted(namespace string) {
 	n.t.Helper()
-	n.Eventually("the namespace to go", func(ctx context.Context) (string, error) {
+	n.Eventually("the remote namespace to be deleted", func(ctx context.Context) (string, error) {
 		found, err := readRemote(ctx, user.Cluster(n.t, "remote"), namespace)
 		if err != nil || found == nil {
 			return "", err
 		}
-		return fmt.Sprintf("it is there: %v", found.Status.Conditions), nil
+		return fmt.Sprintf("it still exists: %v", found.Status.Conditions), nil
 	})
 }
 
@@ -157,20 +157,20 @@ func TestNamespaceIsOffloadedWithEachStrategy(t *testing.T) {
 			n.waitCondition("Ready", "NamespaceCreated")
 			created, _, _ := unstructured.NestedString(n.offloading().Object, "status", "remoteNamespaceName")
 			if !strings.HasPrefix(created, want(n.Name)) || (strategy != "DefaultName" && created != want(n.Name)) {
-				t.Errorf("the namespace is called %q there", created)
+				t.Errorf("the remote namespace is named %q", created)
 			}
 			if !strings.Contains(out, created) || n.remote(created) == nil {
-				t.Errorf("%q is not there, or not said: %s", created, out)
+				t.Errorf("the remote namespace %q does not exist, or the output does not name it: %s", created, out)
 			}
 			n.unoffload()
 			if n.remote(created) != nil {
-				t.Error("the namespace is still there")
+				t.Error("the remote namespace still exists")
 			}
 		})
 	}
 }
 
-func TestClaimOfOffloadedNamespaceHasItsTwinThere(t *testing.T) {
+func TestClaimOfOffloadedNamespaceHasARemoteTwin(t *testing.T) {
 	n := newTenant(t)
 	n.Claim("data", "liqo-reference", "64Mi")
 	n.Pod("user", "data", onVirtualNode)
@@ -186,10 +186,10 @@ func TestClaimOfOffloadedNamespaceHasItsTwinThere(t *testing.T) {
 	_, err := n.program("unoffload", "namespace", n.Name)
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) || exit.ExitCode() != 2 || !strings.Contains(err.Error(), n.Name+"/data") {
-		t.Errorf("unoffloading is not refused with the volume: %v", err)
+		t.Errorf("unoffloading is not refused because of the volume: %v", err)
 	}
 	if n.offloading().GetDeletionTimestamp() != nil {
-		user.Violated(t, "what was refused has begun")
+		user.Violated(t, "the refused unoffloading has begun")
 	}
 	if _, err := n.Kubectl("delete", "namespaceoffloading", "offloading", "--wait=false"); err != nil {
 		t.Fatal(err)
@@ -202,7 +202,7 @@ func TestClaimOfOffloadedNamespaceHasItsTwinThere(t *testing.T) {
 	n.waitRemoteDeleted(remote.Name)
 }
 
-func TestForeignClaimHoldsTheNamespace(t *testing.T) {
+func TestForeignClaimBlocksDeletionOfTheNamespace(t *testing.T) {
 	n := newTenant(t)
 	n.offload("--namespace-mapping-strategy", "EnforceSameName")
 	remote := user.ExistingNamespace(t, user.Cluster(t, "remote"), n.Name)
@@ -213,7 +213,7 @@ func TestForeignClaimHoldsTheNamespace(t *testing.T) {
 	}
 	n.waitCondition("Ready", "Terminating", "theirs (not a twin)")
 	if _, err := n.program("unoffload", "namespace", n.Name, "--timeout", "1s"); err == nil || !strings.Contains(err.Error(), "theirs (not a twin)") {
-		t.Errorf("a claim of others does not hold it: %v", err)
+		t.Errorf("a claim of others does not block the deletion: %v", err)
 	}
 	if n.remote(n.Name).DeletionTimestamp != nil {
 		user.ViolatedNow(t, "the namespace is deleted with the claim")
@@ -241,7 +241,7 @@ func TestForeignNamespaceIsRefused(t *testing.T) {
 		t.Errorf("it is not refused: %v", err)
 	}
 	if out, err := n.program("doctor"); err == nil || !strings.Contains(out, n.Name+"/offloading") || !strings.Contains(out, "cannot be created in the cluster "+name) {
-		t.Errorf("the doctor does not find it: %v: %s", err, out)
+		t.Errorf("doctor does not report it: %v: %s", err, out)
 	}
 	n.unoffload()
 	if n.remote(n.Name) == nil {
@@ -250,7 +250,7 @@ func TestForeignNamespaceIsRefused(t *testing.T) {
 }
 
 // The manifests are from Liqo's documentation and from `liqoctl offload namespace -o yaml`.
-func TestManifestsOfLiqoServeUnchanged(t *testing.T) {
+func TestManifestsOfLiqoWorkUnchanged(t *testing.T) {
 	t.Parallel()
 	for what, one := range map[string]struct{ spec, required string }{
 		"liqoctl": {`
@@ -289,16 +289,16 @@ status: {}`, "ClusterSelected"},
 	}
 }
 
-func TestWhatCannotBeIsRefused(t *testing.T) {
+func TestInvalidOffloadingsAreRefused(t *testing.T) {
 	n := newTenant(t)
 	manifest := func(name, spec string) string {
 		return "apiVersion: offloading.liqo.io/v1beta1\nkind: NamespaceOffloading\nmetadata: {name: " + name + "}\nspec: " + spec + "\n"
 	}
 	for what, one := range map[string]struct{ manifest, words string }{
-		"another name":    {manifest("other", "{}"), "the name of a NamespaceOffloading is offloading"},
-		"no name":         {manifest("offloading", "{namespaceMappingStrategy: SelectedName}"), "needs a remoteNamespaceName"},
-		"an empty term":   {manifest("offloading", "{clusterSelector: {nodeSelectorTerms: [{}]}}"), "an empty term selects nothing"},
-		"an odd operator": {manifest("offloading", "{clusterSelector: {nodeSelectorTerms: [{matchExpressions: [{key: a, operator: Like}]}]}}"), "Unsupported value"},
+		"another name":        {manifest("other", "{}"), "the name of a NamespaceOffloading is offloading"},
+		"no name":             {manifest("offloading", "{namespaceMappingStrategy: SelectedName}"), "needs a remoteNamespaceName"},
+		"an empty term":       {manifest("offloading", "{clusterSelector: {nodeSelectorTerms: [{}]}}"), "an empty term selects nothing"},
+		"an unknown operator": {manifest("offloading", "{clusterSelector: {nodeSelectorTerms: [{matchExpressions: [{key: a, operator: Like}]}]}}"), "Unsupported value"},
 	} {
 		if err := n.TryApply(one.manifest); err == nil || !strings.Contains(err.Error(), one.words) {
 			t.Errorf("%s: %v", what, err)

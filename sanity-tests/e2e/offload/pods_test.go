@@ -60,11 +60,11 @@ func waitDeleted(n *user.Namespace, name string) {
 		if err != nil {
 			return "", err
 		}
-		return fmt.Sprintf("it is there: %s, finalizers %v", pod.Status.Phase, pod.Finalizers), nil
+		return fmt.Sprintf("it still exists: %s, finalizers %v", pod.Status.Phase, pod.Finalizers), nil
 	})
 }
 
-func TestPodRunsWhereItsDataAre(t *testing.T) {
+func TestPodRunsInTheClusterOfItsData(t *testing.T) {
 	n, remote := offloadedTenant(t)
 	n.Claim("data", "liqo-reference", "64Mi")
 	n.Pod("writer", "data", onVirtualNode)
@@ -75,7 +75,7 @@ func TestPodRunsWhereItsDataAre(t *testing.T) {
 		t.Fatal(err)
 	}
 	if here.Spec.NodeName != node || here.Status.PodIP == "" || here.Status.PodIP != running.Status.PodIP {
-		t.Errorf("it is on %s with the address %q, there with %q", here.Spec.NodeName, here.Status.PodIP, running.Status.PodIP)
+		t.Errorf("it is on %s with the address %q, the remote pod has the address %q", here.Spec.NodeName, here.Status.PodIP, running.Status.PodIP)
 	}
 	if uid := running.Annotations["fabric.storage.liqo.io/home-pod-uid"]; uid != string(here.UID) {
 		t.Errorf("the remote pod runs for %q, not for %s", uid, here.UID)
@@ -89,7 +89,7 @@ func TestPodRunsWhereItsDataAre(t *testing.T) {
 	}
 }
 
-func TestChangesOfAPodFollow(t *testing.T) {
+func TestChangesOfAPodReachItsRemotePod(t *testing.T) {
 	n, remote := offloadedTenant(t)
 	n.Pod("web", "", stateless, func(pod *corev1.Pod) {
 		pod.Spec.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("10m")}
@@ -109,7 +109,7 @@ func TestChangesOfAPodFollow(t *testing.T) {
 			t.Fatal(err, out)
 		}
 	}
-	n.Eventually("the changes to be there", func(ctx context.Context) (string, error) {
+	n.Eventually("the changes to reach the remote pod", func(ctx context.Context) (string, error) {
 		pod, err := remote.Client.CoreV1().Pods(remote.Name).Get(ctx, "web", metav1.GetOptions{})
 		if err != nil {
 			return "", err
@@ -134,7 +134,7 @@ func TestChangesOfAPodFollow(t *testing.T) {
 	if out, err := n.Kubectl("set", "image", "pod/web", "main=busybox:1.37"); err != nil {
 		t.Fatal(err, out)
 	}
-	n.waitPod("the container to be started anew", "web", func(pod *corev1.Pod) string {
+	n.waitPod("the container to be restarted", "web", func(pod *corev1.Pod) string {
 		status := pod.Status.ContainerStatuses[0]
 		if status.RestartCount == 0 || status.State.Running == nil {
 			return fmt.Sprintf("%+v", status)
@@ -148,7 +148,7 @@ func TestChangesOfAPodFollow(t *testing.T) {
 			t.Fatal(err, out)
 		}
 	}
-	n.Eventually("the log of the container that looks into the pod", func(context.Context) (string, error) {
+	n.Eventually("the log of the ephemeral container", func(context.Context) (string, error) {
 		out, err := n.stream(true, "", "logs", "web", "--container=looker")
 		if err != nil || out != "looked\n" {
 			return fmt.Sprintf("%v: %s%s", err, out, stderr(err)), nil
@@ -167,7 +167,7 @@ func TestChangesOfAPodFollow(t *testing.T) {
 }
 
 // The API server refuses this unless the node declares the feature.
-func TestResourcesOfAWholePodAreChanged(t *testing.T) {
+func TestPodLevelResourcesAreChanged(t *testing.T) {
 	n, remote := offloadedTenant(t)
 	n.Pod("web", "", stateless, func(pod *corev1.Pod) {
 		cpu := corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("10m")}
@@ -177,7 +177,7 @@ func TestResourcesOfAWholePodAreChanged(t *testing.T) {
 	if out, err := n.Kubectl("patch", "pod", "web", "--subresource", "resize", "--patch", `{"spec": {"resources": {"requests": {"cpu": "20m"}}}}`); err != nil {
 		t.Fatal(err, out)
 	}
-	n.Eventually("the change to be there", func(ctx context.Context) (string, error) {
+	n.Eventually("the change to reach the remote pod", func(ctx context.Context) (string, error) {
 		pod, err := remote.Client.CoreV1().Pods(remote.Name).Get(ctx, "web", metav1.GetOptions{})
 		if err != nil {
 			return "", err
@@ -203,7 +203,7 @@ func (n tenant) createJob(script string) {
 	}
 }
 
-func TestJobEndsAsItsPodDid(t *testing.T) {
+func TestJobHasTheResultOfItsPod(t *testing.T) {
 	n, _ := offloadedTenant(t)
 	n.createJob("exit 0")
 	n.Eventually("the job to succeed", func(ctx context.Context) (string, error) {
@@ -218,7 +218,7 @@ func TestJobEndsAsItsPodDid(t *testing.T) {
 	})
 }
 
-func TestPodThatIsDeletedThereIsReplaced(t *testing.T) {
+func TestDeletedRemotePodIsReplaced(t *testing.T) {
 	n, remote := offloadedTenant(t)
 	n.createDeployment(1, stateless)
 	ready := func(but string) (name string) {
@@ -260,7 +260,7 @@ func TestPodThatIsDeletedThereIsReplaced(t *testing.T) {
 	})
 }
 
-func TestForceDoesNotFreeTheNameOfAPodThatRuns(t *testing.T) {
+func TestForceDeletedPodExistsUntilItsRemotePodEnds(t *testing.T) {
 	n, remote := offloadedTenant(t)
 	n.Pod("stubborn", "", stateless, func(pod *corev1.Pod) {
 		grace := int64(8)
@@ -275,15 +275,15 @@ func TestForceDoesNotFreeTheNameOfAPodThatRuns(t *testing.T) {
 	if out, err := n.Kubectl("delete", "pod", "stubborn", "--force", "--grace-period=0", "--wait=false"); err != nil {
 		t.Fatal(err, out)
 	}
-	n.Eventually("the name to be free", func(ctx context.Context) (string, error) {
+	n.Eventually("the home pod to be deleted", func(ctx context.Context) (string, error) {
 		_, here := n.Client.CoreV1().Pods(n.Name).Get(ctx, "stubborn", metav1.GetOptions{})
 		if !apierrors.IsNotFound(here) {
-			return "the pod is there", here
+			return "the pod exists", here
 		}
 		_, running := remote.Client.CoreV1().Pods(remote.Name).Get(ctx, "stubborn", metav1.GetOptions{})
 		switch {
 		case running == nil:
-			user.Violated(t, "the name is free while the pod runs")
+			user.Violated(t, "the home pod is deleted while its remote pod runs")
 		case !apierrors.IsNotFound(running):
 			return "", running
 		}
@@ -291,7 +291,7 @@ func TestForceDoesNotFreeTheNameOfAPodThatRuns(t *testing.T) {
 	})
 }
 
-func TestWhatCannotRunThereSaysWhy(t *testing.T) {
+func TestPodsThatCannotRunRemotelyReportTheReason(t *testing.T) {
 	n, remote := offloadedTenant(t)
 	waits := func(name, reason string, words ...string) {
 		t.Helper()
@@ -337,7 +337,7 @@ func TestWhatCannotRunThereSaysWhy(t *testing.T) {
 	home := user.NewNamespace(t, user.Cluster(t, "home"))
 	home.Pod("web", "", stateless)
 	other := tenant{home, t}
-	other.waitPod("the pod to say why it waits", "web", func(pod *corev1.Pod) string {
+	other.waitPod("the pod to report why it waits", "web", func(pod *corev1.Pod) string {
 		if pod.Status.Reason != "OffloadingBackOff" || !strings.Contains(pod.Status.Message, "not offloaded") {
 			return pod.Status.Reason + ": " + pod.Status.Message
 		}

@@ -290,7 +290,7 @@ func (w placement) check(t *testing.T, create func(*corev1.Pod) (*corev1.Pod, er
 			all.Go(func() {
 				for _, kind := range podKinds {
 					what := strings.Join([]string{kind.name, affinity.name, toleration.name}, ", ")
-					requested := newPod("judged", affinity.edit, toleration.edit, kind.edit)
+					requested := newPod("candidate", affinity.edit, toleration.edit, kind.edit)
 					created, err := create(requested.DeepCopy())
 					if mismatch := w.mismatch(t, requested, created, err); mismatch != "" {
 						t.Errorf("%s: %s", what, mismatch)
@@ -311,14 +311,14 @@ func (w placement) mismatch(t *testing.T, requested, created *corev1.Pod, err er
 	}
 	for _, node := range testNodes {
 		if may := canSchedule(t, created, node); may != w.allows(t, requested, node) {
-			return fmt.Sprintf("%sthat it may run on %s is %t: %v %v", user.Violation, node.Name, may, created.Spec.Tolerations, created.Spec.Affinity)
+			return fmt.Sprintf("%sit may run on %s: %t: %v %v", user.Violation, node.Name, may, created.Spec.Tolerations, created.Spec.Affinity)
 		}
 	}
 	kept := func(one corev1.Toleration) bool { return slices.Contains(created.Spec.Tolerations, one) }
 	for _, one := range requested.Spec.Tolerations {
 		// Kubernetes drops tolerations that those of the RuntimeClass cover.
 		if !kept(one) && !usesLiqoClass(requested) {
-			return fmt.Sprintf("its own toleration %v is gone: %v", one, created.Spec.Tolerations)
+			return fmt.Sprintf("its own toleration %v was removed: %v", one, created.Spec.Tolerations)
 		}
 	}
 	times := 0
@@ -331,11 +331,11 @@ func (w placement) mismatch(t *testing.T, requested, created *corev1.Pod, err er
 		return fmt.Sprintf("it tolerates virtual nodes %d times", times)
 	}
 	if own := requested.Spec.Affinity; own != nil && own.PodAntiAffinity != nil && created.Spec.Affinity.PodAntiAffinity == nil {
-		return "its pod affinity is gone"
+		return "its pod affinity was removed"
 	}
 	if own := requested.Spec.Affinity; own != nil && own.NodeAffinity != nil &&
 		len(own.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution) != len(created.Spec.Affinity.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution) {
-		return "its preferred nodes are gone"
+		return "its preferred nodes were removed"
 	}
 	return ""
 }
@@ -349,7 +349,7 @@ func (n tenant) create(pod *corev1.Pod) (*corev1.Pod, error) {
 func (n tenant) waitPolicies(w placement) {
 	n.t.Helper()
 	probe := newPod("probe", withTolerations(corev1.Toleration{Operator: corev1.TolerationOpExists}))
-	n.Eventually("the policies know the namespace", func(context.Context) (string, error) {
+	n.Eventually("the policies match the namespace", func(context.Context) (string, error) {
 		created, err := n.create(probe.DeepCopy())
 		if err != nil {
 			return "", err
@@ -365,7 +365,7 @@ func (n tenant) waitPolicies(w placement) {
 	})
 }
 
-func TestPodsMayRunWhereTheOffloadingSays(t *testing.T) {
+func TestPodsMayRunOnlyWhereTheOffloadingAllows(t *testing.T) {
 	t.Parallel()
 	inEurope := term(requirement("region", corev1.NodeSelectorOpIn, "europe"))
 	byName := corev1.NodeSelectorTerm{
@@ -416,7 +416,7 @@ func TestPodsAreKeptOffClustersThatRefuseTheNamespace(t *testing.T) {
 
 // The next pod of a controller prefers other clusters than those without capacity, and is otherwise
 // unchanged.
-func TestPodsPreferClustersThatHaveRoom(t *testing.T) {
+func TestPodsPreferClustersWithCapacity(t *testing.T) {
 	n, _ := offloadedTenant(t)
 	controller := string(newPod("", ownedBy("ReplicaSet")).OwnerReferences[0].UID)
 	avoided := func(controller, cluster string) string {
@@ -436,7 +436,7 @@ func TestPodsPreferClustersThatHaveRoom(t *testing.T) {
 	prefers := func(cluster string) corev1.PreferredSchedulingTerm {
 		return corev1.PreferredSchedulingTerm{Weight: 100, Preference: term(requirement(clusterLabel, corev1.NodeSelectorOpNotIn, cluster))}
 	}
-	n.Eventually("the policy knows the clusters", func(context.Context) (string, error) {
+	n.Eventually("the policy has the list of clusters", func(context.Context) (string, error) {
 		created, err := n.create(newPod("probe", ownedBy("ReplicaSet")))
 		if err == nil && len(preferences(created)) != 2 {
 			return fmt.Sprint("a pod prefers ", preferences(created)), nil
@@ -452,7 +452,7 @@ func TestPodsPreferClustersThatHaveRoom(t *testing.T) {
 			// The fields of a node's own pod stay as they are.
 			{"DaemonSet", nil},
 		} {
-			requested := newPod("judged", affinity.edit, ownedBy(owner.kind))
+			requested := newPod("candidate", affinity.edit, ownedBy(owner.kind))
 			created, err := n.create(requested.DeepCopy())
 			if err != nil {
 				t.Fatalf("%s: %v", affinity.name, err)
@@ -461,7 +461,7 @@ func TestPodsPreferClustersThatHaveRoom(t *testing.T) {
 				t.Errorf("%s, %s: it prefers %v, not %v", owner.kind, affinity.name, got, want)
 			}
 		}
-		created, err := n.create(newPod("judged", affinity.edit))
+		created, err := n.create(newPod("candidate", affinity.edit))
 		if err != nil || len(preferences(created)) != len(preferences(newPod("", affinity.edit))) {
 			t.Errorf("%s: a pod without a controller prefers %v: %v", affinity.name, preferences(created), err)
 		}
@@ -470,11 +470,11 @@ func TestPodsPreferClustersThatHaveRoom(t *testing.T) {
 }
 
 // Pods that tolerate everything stay in the home cluster if their namespace is not offloaded.
-func TestTolerantPodsOfOtherNamespacesStay(t *testing.T) {
+func TestTolerantPodsOfOtherNamespacesStayAtHome(t *testing.T) {
 	n := newTenant(t)
 	for _, toleration := range tolerations {
 		for _, affinity := range affinities {
-			requested := newPod("judged", affinity.edit, toleration.edit)
+			requested := newPod("candidate", affinity.edit, toleration.edit)
 			created, err := n.create(requested.DeepCopy())
 			if err != nil {
 				t.Fatal(err)
@@ -483,7 +483,7 @@ func TestTolerantPodsOfOtherNamespacesStay(t *testing.T) {
 			for _, node := range testNodes {
 				want := canSchedule(t, requested, node) && (namesIt || node.Labels[typeLabel] == "")
 				if canSchedule(t, created, node) != want {
-					t.Errorf("%s, %s: that it may run on %s is not %t: %v", toleration.name, affinity.name, node.Name, want, created.Spec.Affinity)
+					t.Errorf("%s, %s: want that it may run on %s: %t: %v", toleration.name, affinity.name, node.Name, want, created.Spec.Affinity)
 				}
 			}
 		}
@@ -491,7 +491,8 @@ func TestTolerantPodsOfOtherNamespacesStay(t *testing.T) {
 }
 
 // A namespace that was labelled beforehand, as Liqo's documentation recommends, accepts no pods
-// until it is offloaded; the refusal says so. The fabric does not remove that label at the end.
+// until it is offloaded; the refusal reports that. The fabric does not remove that label at the
+// end.
 func TestLabelledNamespaceWaitsUntilItIsOffloaded(t *testing.T) {
 	n := newTenant(t)
 	if _, err := n.Kubectl("label", "namespace", n.Name, "liqo.io/scheduling-enabled=true"); err != nil {
@@ -513,17 +514,17 @@ func TestLabelledNamespaceWaitsUntilItIsOffloaded(t *testing.T) {
 	refused()
 }
 
-func TestLabelComesAndGoesWithTheOffloading(t *testing.T) {
+func TestNamespaceHasTheLabelWhileItIsOffloaded(t *testing.T) {
 	n := newTenant(t)
 	n.offload("--pod-offloading-strategy", "Remote")
 	n.waitPolicies(placement{strategy: "Remote"})
 	n.unoffload()
 	found, err := n.Client.CoreV1().Namespaces().Get(t.Context(), n.Name, metav1.GetOptions{})
 	if err != nil || found.Labels["liqo.io/scheduling-enabled"] != "" {
-		t.Errorf("the label is still there: %v %v", err, found.Labels)
+		t.Errorf("the label was not removed: %v %v", err, found.Labels)
 	}
 	pod := newPod("plain")
-	n.Eventually("pods to be left alone", func(context.Context) (string, error) {
+	n.Eventually("pods not to be changed", func(context.Context) (string, error) {
 		created, err := n.create(pod.DeepCopy())
 		if err == nil && (created.Spec.Affinity != nil || slices.Contains(created.Spec.Tolerations, virtualNodeToleration)) {
 			return fmt.Sprint("they have ", created.Spec.Affinity), nil
@@ -601,7 +602,7 @@ func TestRequiredPodAffinityWarns(t *testing.T) {
 }
 
 // The strategy applies to new pods only.
-func TestNarrowerStrategyEvictsNobody(t *testing.T) {
+func TestNarrowerStrategyEvictsNoPods(t *testing.T) {
 	n, _ := offloadedTenant(t)
 	n.Pod("web", "", stateless)
 	before := n.WaitReady("web")
@@ -617,7 +618,7 @@ func TestNarrowerStrategyEvictsNobody(t *testing.T) {
 
 // With the largest possible selector and a pod with its own terms, the cost of the expressions is
 // within the limit of the API server.
-func TestLargeSelectorsAreAffordable(t *testing.T) {
+func TestLargeSelectorsAreWithinTheCostLimit(t *testing.T) {
 	n := newTenant(t)
 	var selector []any
 	large := make([]corev1.NodeSelectorTerm, 16)
@@ -655,7 +656,7 @@ func TestLargeSelectorsAreAffordable(t *testing.T) {
 	n.unoffload()
 }
 
-func TestFabricWritesNothingElseOfNamespaces(t *testing.T) {
+func TestFabricWritesOnlyItsLabelOfNamespaces(t *testing.T) {
 	n := newTenant(t)
 	as := []string{"--as", "system:serviceaccount:liqo-csi:liqo-csi-fabric"}
 	n.Eventually("the fabric's rights", func(context.Context) (string, error) {

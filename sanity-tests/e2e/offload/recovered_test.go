@@ -54,7 +54,7 @@ func (c copyOfNumbers) lines() []string {
 // A volume has moved to a cluster that then cannot be reached, and whose pod writes on. An administrator declares it out of
 // service, and a user has the source recovered. When the cluster is reached again, its pod ends, no other one gets that
 // copy, and both copies are kept.
-func TestSourceIsRecoveredWhileItsTargetWritesOutOfReach(t *testing.T) {
+func TestSourceIsRecoveredWhileAnUnreachableTargetWrites(t *testing.T) {
 	// The taint evicts all pods of the node.
 	n := newExclusiveTenant(t)
 	there := user.Cluster(t, "remote")

@@ -46,7 +46,7 @@ func preferRemote(weight int32) func(*corev1.Pod) {
 }
 
 // The remote nodes are large enough for the pods, but none has enough left for one.
-func TestPodsGoBackWhenThereIsNoRoom(t *testing.T) {
+func TestPodsReturnHomeWithoutRemoteCapacity(t *testing.T) {
 	n := newExclusiveTenant(t)
 	setFabric(t, map[string]any{"pods": map[string]any{"giveUpAfter": "5s"}}, map[string]any{"pods": map[string]any{"giveUpAfter": nil}})
 	full := user.NewNamespace(t, user.Cluster(t, "remote"))
@@ -70,13 +70,13 @@ func TestPodsGoBackWhenThereIsNoRoom(t *testing.T) {
 	n.createDeployment(2, requestCPU(share(nodes.Items[0], 40)), preferRemote(1))
 	n.waitReturned(2)
 	if ran := runs.CheckNoneTwice(); ran != 0 {
-		user.Violated(t, "%d pods ran there", ran)
+		user.Violated(t, "%d pods ran in the remote cluster", ran)
 	}
 	n.unoffload()
 }
 
 // Pods that a policy or quota of the remote cluster refuses run in the home cluster.
-func TestPodsGoBackThatTheirClusterRefuses(t *testing.T) {
+func TestPodsThatTheRemoteClusterRefusesReturnHome(t *testing.T) {
 	n := newExclusiveTenant(t)
 	setFabric(t, map[string]any{"pods": map[string]any{"giveUpAfter": "5s"}}, map[string]any{"pods": map[string]any{"giveUpAfter": nil}})
 	n.offload("--namespace-mapping-strategy", "EnforceSameName")
@@ -87,15 +87,16 @@ func TestPodsGoBackThatTheirClusterRefuses(t *testing.T) {
 	n.createDeployment(1, requestCPU(resource.NewMilliQuantity(10, resource.DecimalSI)), preferRemote(1))
 	n.waitReturned(1)
 	if ran := runs.CheckNoneTwice(); ran != 0 {
-		user.Violated(t, "%d pods ran there", ran)
+		user.Violated(t, "%d pods ran in the remote cluster", ran)
 	}
 	n.unoffload()
 }
 
-// waitReturned waits until a remote pod was given up and all replicas of the Deployment web run in the home cluster.
+// waitReturned waits until the fabric has deleted a pod that could not run, and all replicas of the Deployment web
+// run in the home cluster.
 func (n tenant) waitReturned(replicas int) {
 	n.t.Helper()
-	n.Eventually("a pod to have gone back", func(ctx context.Context) (string, error) {
+	n.Eventually("a pod to have returned home", func(ctx context.Context) (string, error) {
 		events, err := n.Client.EventsV1().Events(n.Name).List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return "", err
@@ -105,10 +106,10 @@ func (n tenant) waitReturned(replicas int) {
 				return "", nil
 			}
 		}
-		return fmt.Sprintf("none of %d events says so", len(events.Items)), nil
+		return fmt.Sprintf("none of %d events reports it", len(events.Items)), nil
 	})
-	// At most one pod of a controller is given up per minute.
-	n.Eventually("all pods to run here", func(ctx context.Context) (string, error) {
+	// The fabric deletes at most one pod of a controller per minute.
+	n.Eventually("all pods to run at home", func(ctx context.Context) (string, error) {
 		pods, err := n.Client.CoreV1().Pods(n.Name).List(ctx, metav1.ListOptions{LabelSelector: "app=web"})
 		if err != nil {
 			return "", err

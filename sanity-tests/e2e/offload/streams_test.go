@@ -51,7 +51,7 @@ func (n tenant) stream(webSockets bool, input string, args ...string) (out strin
 		var text []byte
 		text, err = command.Output()
 		if ctx.Err() != nil {
-			err = fmt.Errorf("not over within %s: %w", streamLimit, err)
+			err = fmt.Errorf("not completed within %s: %w", streamLimit, err)
 		}
 		cancel()
 		out = string(text)
@@ -72,7 +72,7 @@ func stderr(err error) string {
 	return ""
 }
 
-func TestUsersReachTheirPods(t *testing.T) {
+func TestStreamsReachThePods(t *testing.T) {
 	n, _ := offloadedTenant(t)
 	n.Pod("web", "", stateless, func(pod *corev1.Pod) {
 		pod.Spec.Containers[0].Command = []string{"sh", "-c",
@@ -95,7 +95,7 @@ func TestUsersReachTheirPods(t *testing.T) {
 			}
 			text := strings.Repeat("0123456789abcdef", 64<<10)
 			if out, err := n.stream(webSockets, text, "exec", "-i", "web", "--", "cat"); err != nil || out != text {
-				t.Errorf("of %d bytes %d came back: %v %s", len(text), len(out), err, stderr(err))
+				t.Errorf("of %d bytes %d were returned: %v %s", len(text), len(out), err, stderr(err))
 			}
 			file := filepath.Join(t.TempDir(), "file")
 			if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
@@ -243,7 +243,7 @@ func newRunningPod(t *testing.T, home, cluster *clusters.Cluster, region, node s
 	edits := []func(*corev1.Pod){stateless, user.OnNode(node), func(pod *corev1.Pod) {
 		pod.Spec.Containers[0].Command = []string{"sh", "-c", "echo from " + region + "; sleep 2147483647"}
 	}}
-	n.Eventually("the policies to know the namespace", func(context.Context) (string, error) {
+	n.Eventually("the policies to match the namespace", func(context.Context) (string, error) {
 		if _, err := n.create(user.NewPod("web", "", edits...)); err != nil {
 			return err.Error(), nil
 		}
@@ -272,7 +272,7 @@ timestamp: %q
 window: 15s
 containers: [{name: main, usage: {cpu: 100m, memory: 16Mi}}]
 `, pod.Labels["fabric.storage.liqo.io/home"], time.Now().UTC().Format(time.RFC3339))
-	remote.Eventually("what the pod uses to be written", func(context.Context) (string, error) {
+	remote.Eventually("the metrics of the pod to be written", func(context.Context) (string, error) {
 		if err := remote.TryApply(said); err != nil {
 			return err.Error(), nil
 		}
@@ -310,7 +310,7 @@ func (r runningPod) get(ctx context.Context, path string) (code int, text string
 
 // Two virtual nodes have different ports, and each has its own pods only. The second remote cluster is the home cluster
 // itself. The test is exclusive because other namespaces would be offloaded to both.
-func TestEachNodeHasItsOwnPodsOnly(t *testing.T) {
+func TestEachVirtualNodeServesOnlyItsOwnPods(t *testing.T) {
 	prepare(t)
 	const second, secondNode = "offloaded-home", "virtual-home"
 	home, remote := user.Cluster(t, "home"), user.Cluster(t, "remote")
@@ -342,7 +342,7 @@ func TestEachNodeHasItsOwnPodsOnly(t *testing.T) {
 		}
 		port := found.Status.DaemonEndpoints.KubeletEndpoint.Port
 		if other, isTaken := ports[port]; isTaken || port == 0 {
-			t.Errorf("%s and %q are both called at port %d", one.node, other, port)
+			t.Errorf("%s and %q have the same port %d", one.node, other, port)
 		}
 		ports[port] = one.node
 	}
@@ -358,15 +358,15 @@ func TestEachNodeHasItsOwnPodsOnly(t *testing.T) {
 		if code == http.StatusOK {
 			user.Violated(t, "%s has the log of a pod of %s: %s", one.node, other.node, text)
 		} else if code != http.StatusNotFound || !strings.Contains(text, "on the node "+one.node) {
-			t.Errorf("of a pod of %s %s says %d: %s", other.node, one.node, code, text)
+			t.Errorf("for a pod of %s, %s returns %d: %s", other.node, one.node, code, text)
 		}
-		one.Eventually("the node to say what its pod uses, and nothing of others", func(ctx context.Context) (string, error) {
+		one.Eventually("the node to return metrics of its pod, and of no others", func(ctx context.Context) (string, error) {
 			code, text := one.get(ctx, "metrics/resource")
 			if code != http.StatusOK || !strings.Contains(text, fmt.Sprintf("namespace=%q", one.Name)) || !strings.Contains(text, "\nnode_memory_working_set_bytes ") {
 				return fmt.Sprintf("%d: %s", code, text), nil
 			}
 			if strings.Contains(text, fmt.Sprintf("namespace=%q", other.Name)) {
-				user.Violated(t, "%s tells of a pod of %s: %s", one.node, other.node, text)
+				user.Violated(t, "%s returns metrics of a pod of %s: %s", one.node, other.node, text)
 			}
 			return "", nil
 		})
@@ -394,7 +394,7 @@ func (r runningPod) checkReachableWhileDeleted(cluster string) {
 			t.Error(err)
 		}
 	}()
-	r.Eventually("the budget to be counted", func(ctx context.Context) (string, error) {
+	r.Eventually("the PodDisruptionBudget to count its pods", func(ctx context.Context) (string, error) {
 		found, err := budgets.Get(ctx, budget.Name, metav1.GetOptions{})
 		if err != nil {
 			return "", err
@@ -435,7 +435,7 @@ func (r runningPod) checkReachableWhileDeleted(cluster string) {
 			return "", err
 		}
 		if was := before.Status.Addresses; reflect.DeepEqual(now.Status.Addresses, was) {
-			return fmt.Sprintf("the node has the addresses %v still", was), nil
+			return fmt.Sprintf("the node still has the addresses %v", was), nil
 		}
 		if now, was := now.Status.DaemonEndpoints, before.Status.DaemonEndpoints; now != was {
 			return fmt.Sprintf("it has the port %v, and had %v", now, was), nil

@@ -33,7 +33,7 @@ func (n tenant) wantClaim(name string, is bool) {
 		n.t.Fatal(err)
 	}
 	if (err == nil) != is {
-		user.Violated(n.t, "claim %s: there %t, want %t", name, err == nil, is)
+		user.Violated(n.t, "claim %s exists: %t, want %t", name, err == nil, is)
 	}
 }
 
@@ -41,12 +41,12 @@ func (n tenant) wantUnchanged() {
 	n.t.Helper()
 	n.wantClaim("data", true)
 	if n.offloading().GetDeletionTimestamp() != nil {
-		user.Violated(n.t, "the namespace leaves")
+		user.Violated(n.t, "the namespace is unoffloaded")
 	}
 }
 
 // A refused pod whose volume is in the cluster that refuses it cannot be returned.
-func TestRefusedPodSaysHowToMoveItsData(t *testing.T) {
+func TestRefusedPodReportsHowToMoveItsData(t *testing.T) {
 	n, _, _ := tenantWithData(t)
 	n.Pod("refused", "data", onVirtualNode, func(pod *corev1.Pod) {
 		pod.Spec.HostPID = true
@@ -54,7 +54,7 @@ func TestRefusedPodSaysHowToMoveItsData(t *testing.T) {
 		pod.Spec.NodeName, pod.Spec.NodeSelector = node, nil
 	})
 	words := "liqo-csi move volume data -n " + n.Name
-	n.waitPod("the pod to say why it waits", "refused", func(pod *corev1.Pod) string {
+	n.waitPod("the pod to report why it waits", "refused", func(pod *corev1.Pod) string {
 		said := pod.Status.Reason + ": " + pod.Status.Message
 		if !strings.Contains(said, "PodNotSupported: it has spec.hostPID") || !strings.Contains(said, words) {
 			return said
@@ -75,11 +75,11 @@ func TestUnoffloadDeletesVolumes(t *testing.T) {
 	}
 	var refused *exec.ExitError
 	if _, err := unoffload("--retain-volumes"); !errors.As(err, &refused) || !strings.Contains(err.Error(), "cannot be used with") {
-		t.Errorf("both at once: %v", err)
+		t.Errorf("with both flags: %v", err)
 	}
 	// The pod has no owner.
 	if _, err := unoffload(); !errors.As(err, &refused) || refused.ExitCode() != 2 || !strings.Contains(err.Error(), n.Name+"/writer") {
-		t.Errorf("it is not refused with the pod: %v", err)
+		t.Errorf("it is not refused because of the pod: %v", err)
 	}
 	if out, err := unoffload("--dry-run", "--force"); err != nil || !strings.Contains(out, "Claims to be deleted with their data: 1.") {
 		t.Errorf("%v: %s", err, out)
@@ -90,9 +90,9 @@ func TestUnoffloadDeletesVolumes(t *testing.T) {
 	}
 	n.wantClaim("data", false)
 	if n.remote(n.Name) != nil {
-		t.Error("the namespace is there still, with the claim that somebody made in it")
+		t.Error("the remote namespace still exists, with the claim that was created in it")
 	}
-	n.Eventually("the data to go", func(ctx context.Context) (string, error) {
+	n.Eventually("the data to be deleted", func(ctx context.Context) (string, error) {
 		found, err := remote.Client.CoreV1().PersistentVolumes().Get(ctx, volume.Real.Name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return "", nil
@@ -104,7 +104,7 @@ func TestUnoffloadDeletesVolumes(t *testing.T) {
 	})
 }
 
-func TestRetainedVolumesAreFoundByTheNextOffloading(t *testing.T) {
+func TestRetainedVolumesAreReusedByTheNextOffloading(t *testing.T) {
 	n, remote, volume := tenantWithData(t)
 	retain := []string{"unoffload", "namespace", n.Name, "--retain-volumes", "--force", "--timeout", "180s"}
 	if out, err := n.program(append(retain, "--dry-run")...); err != nil || !strings.Contains(out, "Claims to be kept, with their data in other clusters: 1.") {
@@ -115,7 +115,7 @@ func TestRetainedVolumesAreFoundByTheNextOffloading(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	if n.remote(n.Name) != nil {
-		t.Error("the namespace is there still")
+		t.Error("the remote namespace still exists")
 	}
 	n.wantClaim("data", true)
 	remote.WantRetained(volume.Real.Name)
@@ -128,7 +128,7 @@ func TestRetainedVolumesAreFoundByTheNextOffloading(t *testing.T) {
 	}
 	again := n.WaitRemoteVolume(remote, "data")
 	if again.Real.UID != volume.Real.UID || again.Claim.UID != volume.Claim.UID {
-		user.Violated(t, "the volume is another one: %s, it was %s", again.Real.Name, volume.Real.Name)
+		user.Violated(t, "the volume was replaced: %s, it was %s", again.Real.Name, volume.Real.Name)
 	}
 
 	// The data are to be deleted with the claim again.
@@ -136,7 +136,7 @@ func TestRetainedVolumesAreFoundByTheNextOffloading(t *testing.T) {
 	if out, err := n.Kubectl("patch", "pv", volume.Virtual.Name, "-p", patch); err != nil {
 		t.Fatal(err, out)
 	}
-	n.Eventually("the policy there to be that of before", func(ctx context.Context) (string, error) {
+	n.Eventually("the policy of the remote cluster to be restored", func(ctx context.Context) (string, error) {
 		real, err := remote.Client.CoreV1().PersistentVolumes().Get(ctx, volume.Real.Name, metav1.GetOptions{})
 		if err != nil {
 			return "", err

@@ -30,7 +30,7 @@ const projectLabel = "field.cattle.io/projectId"
 // The remote cluster adds a label to new namespaces, as those of Rancher or Capsule do. The namespace is refused until the
 // remote chart lists that label. An administrator's label does not hold it when it leaves. A sidecar with a capability, as
 // a service mesh injects it, is refused by Pod Security, and the pod at home says so.
-func TestWebhooksThereChangeWhatTheFabricMakes(t *testing.T) {
+func TestWebhooksChangeObjectsOfTheFabric(t *testing.T) {
 	n := newExclusiveTenant(t)
 	there := user.Cluster(t, "remote")
 	startWebhook(t, there, n.Name)

@@ -42,7 +42,7 @@ const root = "../../../"
 // limit is how long one command may take.
 const limit = 2 * user.Timeout
 
-// inLab is where the lab differs from what a page says.
+// inLab has the differences between the lab and the description in a page.
 type inLab struct {
 	// notRun are beginnings of commands that are not run, and why.
 	notRun map[string]string
@@ -77,7 +77,8 @@ func TestTwoClustersAreConnectedFromTopToBottom(t *testing.T) {
 	}
 	const connect = "connect milan --fabric --remote-context milan"
 	w := newWalk(t, inLab{replaced: map[string]string{
-		// Like that of kind, the kubeconfig has an address of this machine. The page says what to add then.
+		// Like that of kind, the kubeconfig has an address of this machine. The page describes what to add
+		// in this case.
 		connect:   connect + " --server " + through.Host,
 		pageClass: labClass,
 	}, after: map[string]func(*walk){
@@ -212,7 +213,7 @@ func withoutImage(t *testing.T, cluster *clusters.Cluster, name string) {
 func (w *walk) loadImage() {
 	w.t.Helper()
 	if readme, err := os.ReadFile(root + "README.md"); err != nil || !strings.Contains(string(readme), "`sudo "+containerdLoads) {
-		w.t.Fatalf("the README does not say %q: %v", containerdLoads, err)
+		w.t.Fatalf("the README does not contain %q: %v", containerdLoads, err)
 	}
 	if out, err := w.shell(w.t.Context(), onEachNode+containerdLoads+w.archive); err != nil {
 		w.t.Fatalf("%v: %s", err, out)
@@ -290,12 +291,12 @@ func (w *walk) run(file string) {
 	}
 	for _, part := range slices.Concat(slices.Collect(maps.Keys(w.lab.notRun)), slices.Collect(maps.Keys(w.lab.after))) {
 		if !used[part] {
-			w.t.Errorf("%s has no command %q any more", file, part)
+			w.t.Errorf("%s does not contain the command %q", file, part)
 		}
 	}
 	for part := range w.lab.replaced {
 		if !used[part] {
-			w.t.Errorf("%s has nothing with %q any more", file, part)
+			w.t.Errorf("%s does not contain %q", file, part)
 		}
 	}
 	w.t.Logf("%s: %d commands, %.1f minutes", file, commands, time.Since(began).Minutes())
@@ -322,7 +323,7 @@ func (w *walk) certificatesAreApproved() {
 		}
 	}
 	if len(pods.Items) == 0 {
-		w.t.Error("no pod of the fabric is there")
+		w.t.Error("the fabric has no pods")
 	}
 	for _, pod := range pods.Items {
 		if !approved[fmt.Sprint([]string{pod.Name})] {

@@ -18,9 +18,10 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-// At the levels namespaced and minimal an identity that may move volumes makes movers there, and no other pods: the mover of
-// a real move is admitted, and with one difference it is refused. Then the move is completed, and the volume moves back.
-func TestMoversAreFencedAtEachLevel(t *testing.T) {
+// At the levels namespaced and minimal an identity that may move volumes may create movers in the remote cluster, and
+// no other pods: the mover of a real move is admitted, and with one difference it is refused. Then the move is
+// completed, and the volume moves back.
+func TestMoversAreRestrictedAtEachLevel(t *testing.T) {
 	moves := chart.Values{"move": true}
 	p, rights := newRestrictedPair(t, "namespaced", moves)
 	p.home.Claim("data", "liqo-reference", "64Mi")

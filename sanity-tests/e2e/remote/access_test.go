@@ -256,7 +256,7 @@ func (p *pair) deleteTwin(v user.Volume) {
 }
 
 // All rights are revoked, the twin is deleted, and then the rights are granted again.
-func TestRightsAreTakenAwayAndGivenBack(t *testing.T) {
+func TestRightsAreRevokedAndGrantedAgain(t *testing.T) {
 	t.Parallel()
 	for level, bindings := range map[string][]string{
 		"full":       {"clusterrolebinding"},
@@ -284,7 +284,7 @@ func TestRightsAreTakenAwayAndGivenBack(t *testing.T) {
 }
 
 // A twin gets its finalizer when the driver gets the right to retain its volume.
-func TestTwinIsProtectedOnceRightsAreGranted(t *testing.T) {
+func TestTwinGetsItsFinalizerOnceRightsAreGranted(t *testing.T) {
 	p, rights := newRestrictedPair(t, "minimal")
 	found := p.createWithData()
 	if slices.Contains(found.Twin.Finalizers, twinFinalizer) {
@@ -305,7 +305,7 @@ func TestTwinIsProtectedOnceRightsAreGranted(t *testing.T) {
 
 // A ClusterRole is deleted and its binding is not: the 403 of the API server has an evaluation error.
 // The driver must not assume that a volume is deleted if it may not read its PersistentVolume.
-func TestVolumeIsNotTakenForDeletedWhileRightsAreNotKnown(t *testing.T) {
+func TestVolumeIsNotAssumedDeletedWhileRightsAreUnknown(t *testing.T) {
 	p, rights := newRestrictedPair(t, "namespaced")
 	found := p.createWithData()
 	roles := p.remote.Client.RbacV1().ClusterRoles()
@@ -338,7 +338,7 @@ func TestVolumeIsNotTakenForDeletedWhileRightsAreNotKnown(t *testing.T) {
 }
 
 // The driver may remove the finalizer of a twin, but not retain its volume.
-func TestTwinIsHeldWhileItsVolumeCannotBeRetained(t *testing.T) {
+func TestTwinKeepsItsFinalizerWhileItsVolumeCannotBeRetained(t *testing.T) {
 	p, rights := newRestrictedPair(t, "namespaced")
 	found := p.createWithData()
 	rights.revoke("clusterrolebinding")
@@ -355,7 +355,7 @@ func TestTwinIsHeldWhileItsVolumeCannotBeRetained(t *testing.T) {
 	p.wantData()
 }
 
-func TestRoleBindingIsRemovedThenTheTwin(t *testing.T) {
+func TestTwinIsDeletedAfterItsRoleBinding(t *testing.T) {
 	p, rights := newRestrictedPair(t, "namespaced")
 	found := p.createWithData()
 	rights.revoke("rolebinding")
@@ -375,9 +375,9 @@ func TestNamespaceOfTwinsIsDeleted(t *testing.T) {
 		// roleOnly: only a Role in the namespace allows to remove the finalizer of the twin.
 		roleOnly bool
 	}{
-		"the cluster answers":               {},
-		"the cluster does not answer":       {unreachable: true},
-		"by a Role that goes with it alone": {roleOnly: true},
+		"the cluster is reachable":                      {},
+		"the cluster is unreachable":                    {unreachable: true},
+		"only a Role in the namespace grants the right": {roleOnly: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p, rights := newRestrictedPair(t, "namespaced")

@@ -127,7 +127,7 @@ var hostileServers = map[string]struct {
 
 // Clusters that send too much are not used, do not affect others, and no replica exceeds the memory limit of
 // the chart. The test is serial because it takes both cores, and other tests would use memory of the replicas.
-func TestHostileClustersHarmNobodyElse(t *testing.T) {
+func TestHostileClustersDoNotAffectOthers(t *testing.T) {
 	p := newSerialPair(t)
 	home := user.Cluster(t, "home")
 	for name, one := range hostileServers {

@@ -19,7 +19,7 @@ import (
 
 // A cluster becomes unreachable during the recovery of several of its volumes. Volumes in other clusters are
 // recovered, created and deleted meanwhile.
-func TestSlowClusterDelaysNoOther(t *testing.T) {
+func TestSlowClusterDoesNotDelayOthers(t *testing.T) {
 	kubeconfig, link := throughProxy(t)
 	p := newDedicatedPair(t, nil)
 	p.putSecret(kubeconfig)

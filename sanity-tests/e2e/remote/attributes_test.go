@@ -22,7 +22,7 @@ func (p *pair) waitAttributes(virtual, real, iops string) {
 	p.remote.WaitIOPS(storage.Reference, p.waitVolume("data").Real, iops)
 }
 
-func TestAttributesThereAreChangedAndChangedBack(t *testing.T) {
+func TestRemoteAttributesAreChangedAndChangedBack(t *testing.T) {
 	p := newPair(t)
 	p.startPod("user", "data", "liqo-reference")
 	for _, class := range []struct{ virtual, real, iops string }{
@@ -33,7 +33,7 @@ func TestAttributesThereAreChangedAndChangedBack(t *testing.T) {
 	}
 }
 
-func TestVolumeThereIsMadeWithItsAttributes(t *testing.T) {
+func TestRemoteVolumeIsCreatedWithItsAttributes(t *testing.T) {
 	p := newPair(t)
 	p.home.Claim("data", "liqo-reference", "64Mi", user.WithAttributesClass(driver.Gold))
 	p.home.Pod("user", "data", p.onVirtualNode)
@@ -55,7 +55,7 @@ func TestAttributesClassesAreMapped(t *testing.T) {
 	p.waitAttributes(driver.Gold, mappedAttributes, "7000")
 }
 
-func TestAttributesThatCannotBeHadThere(t *testing.T) {
+func TestInvalidRemoteAttributesAreReported(t *testing.T) {
 	p := newPair(t)
 	prefix, real := p.home.Name, p.remote.Name+"-real"
 	p.home.AttributesClass(prefix+"-missing", driver.CSIName, map[string]string{driver.RealAttributesClass: prefix + "-absent"})

@@ -14,7 +14,7 @@ import (
 	"storage.liqo.io/sanity-tests/machine"
 )
 
-func TestLabelsAndListedAnnotationsFollowTheClaim(t *testing.T) {
+func TestTwinGetsLabelsAndListedAnnotationsOfItsClaim(t *testing.T) {
 	p := newPair(t)
 	p.home.Claim("data", "liqo-reference", "64Mi", func(claim *corev1.PersistentVolumeClaim) {
 		claim.Labels = map[string]string{"team": "blue", volumeLabel: "forged"}
@@ -43,7 +43,7 @@ func TestLabelsAndListedAnnotationsFollowTheClaim(t *testing.T) {
 	})
 }
 
-func TestRetainKeepsTheDataThere(t *testing.T) {
+func TestRetainKeepsRemoteData(t *testing.T) {
 	p := newPair(t)
 	p.startPod("user", "precious", "liqo-retain")
 	found := p.waitVolume("precious")
@@ -88,7 +88,7 @@ func (p *pair) discard(v user.Volume) {
 	}
 }
 
-func TestRetainTakenBackDeletesTheDataThere(t *testing.T) {
+func TestChangeFromRetainToDeleteDeletesRemoteData(t *testing.T) {
 	p := newPair(t)
 	p.startPod("user", "data", "liqo-reference")
 	found := p.waitVolume("data")

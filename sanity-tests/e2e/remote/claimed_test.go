@@ -14,7 +14,7 @@ import (
 
 // A user changes the claimRef of the PersistentVolume, and changes it back. Meanwhile it is Released with the
 // policy Delete, and csi-provisioner calls DeleteVolume.
-func TestVolumeThereOfAClaimThatExistsIsNotDeleted(t *testing.T) {
+func TestRemoteVolumeOfAnExistingClaimIsNotDeleted(t *testing.T) {
 	p := newPair(t)
 	found := p.createWithData()
 	setClaimUID := func(uid types.UID) {

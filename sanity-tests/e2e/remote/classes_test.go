@@ -17,7 +17,7 @@ import (
 	"storage.liqo.io/sanity-tests/storage"
 )
 
-func TestRemoteClassThatBindsImmediatelyIsWaitedFor(t *testing.T) {
+func TestRemoteClassWithImmediateBinding(t *testing.T) {
 	p := newPair(t)
 	removeFault := p.addFault(createUnavailable)
 	p.home.Claim("data", "liqo-reference-immediate", "64Mi")
@@ -76,7 +76,7 @@ func TestPolicyWaitForBound(t *testing.T) {
 }
 
 // The published capacity is zero, so that a pod that may run elsewhere does.
-func TestRealClassThatIsNotThere(t *testing.T) {
+func TestMissingRealClass(t *testing.T) {
 	p := newPair(t)
 	real := p.home.Name + "-real"
 	p.home.Class(&storagev1.StorageClass{

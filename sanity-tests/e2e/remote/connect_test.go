@@ -153,7 +153,7 @@ func TestClustersAreConnectedByOneCommand(t *testing.T) {
 }
 
 // The identity may renew its token, but not request one for another account, without the session or for longer.
-func TestTokensOfASessionEndWithIt(t *testing.T) {
+func TestTokensOfASessionAreRevokedWithIt(t *testing.T) {
 	c := newConnection(t)
 	c.connect(nil, "--level", "full")
 	identity := c.clientWith(c.token())

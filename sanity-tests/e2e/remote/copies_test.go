@@ -14,7 +14,7 @@ import (
 // snapshotClass is the lab's VolumeSnapshotClass for the default one of the real driver in any cluster.
 const snapshotClass = "liqo"
 
-func TestSnapshotInAnotherClusterIsRestoredThere(t *testing.T) {
+func TestRemoteSnapshotIsRestoredInItsCluster(t *testing.T) {
 	p := newPair(t)
 	p.startPod("writer", "source", "liqo-reference")
 	p.remote.WaitReady("writer")
@@ -42,7 +42,7 @@ func TestSnapshotInAnotherClusterIsRestoredThere(t *testing.T) {
 }
 
 // A pod cannot run in the cluster of its source. An event names the nodes on which it can.
-func TestRestoreForAPodThatMayNotGoThereSaysWhereToGo(t *testing.T) {
+func TestRestoreForAPodThatCannotRunThereNamesPossibleNodes(t *testing.T) {
 	p := newPair(t)
 	onHomeNode := user.OnNode(p.home.Cluster.Nodes()[0].Name)
 	p.home.Claim("remote", "liqo-reference", "64Mi")
@@ -92,7 +92,7 @@ func (p *pair) waitRestored(want map[string]string) {
 
 // The scheduler does not know which nodes can have a copy of a source. Pods prefer wrong ones, and are scheduled
 // again, in both directions.
-func TestRestoreWhoseFirstNodeWasWrongIsSentToItsSource(t *testing.T) {
+func TestRestoreIsRescheduledToTheClusterOfItsSource(t *testing.T) {
 	p := newDedicatedPair(t, spec{})
 	second := p.node + "-b"
 	startFabric(t, virtualNode(second, p.cluster))
@@ -148,7 +148,7 @@ func preferNodes(first, others []string) func(*corev1.Pod) {
 }
 
 // A RemoteCluster with a snapshot is not deleted, like one with volumes.
-func TestClusterWithASnapshotIsHeld(t *testing.T) {
+func TestRemoteClusterWithASnapshotIsNotDeleted(t *testing.T) {
 	p := newDedicatedPair(t, spec{})
 	p.startPod("writer", "source", "liqo-reference")
 	p.remote.WaitReady("writer")
@@ -162,13 +162,13 @@ func TestClusterWithASnapshotIsHeld(t *testing.T) {
 	p.waitStatus("the status counts the snapshot", func(s status) bool { return s.Volumes == 0 && s.Snapshots == 1 })
 
 	p.deleteRemoteCluster()
-	p.waitHeld(p.home.Name + "/backup")
+	p.waitDeletionBlocked(p.home.Name + "/backup")
 	p.home.DeleteSnapshot("backup")
 	p.home.WaitSnapshotDeleted(snapshot, p.remote.Client, p.remote.Name)
 	p.home.WaitDeleted("remotecluster", p.cluster)
 }
 
-func TestSnapshotsNeedRightsThere(t *testing.T) {
+func TestSnapshotsNeedRemoteRights(t *testing.T) {
 	p, _ := newRestrictedPair(t, "minimal")
 	class := p.createVirtualClass("named", map[string]string{"realStorageClass": "reference"})
 	p.startPod("user", "data", class)
@@ -270,7 +270,7 @@ spec:
 }
 
 // With the level minimal snapshots are deleted with their namespace, and the RemoteCluster reports this limit.
-func TestWhereSnapshotsAreNotKeptIsSaid(t *testing.T) {
+func TestLimitOfSnapshotsIsReported(t *testing.T) {
 	p, _ := newRestrictedPair(t, "minimal")
 	p.waitStatus("the limits have one about snapshots", func(s status) bool {
 		return strings.Contains(strings.Join(s.Limits, " "), "VolumeSnapshotContents cannot be read and changed")

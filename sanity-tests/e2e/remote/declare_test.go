@@ -131,8 +131,8 @@ func (p *pair) deleteRemoteCluster() {
 	}
 }
 
-// waitHeld waits until the RemoteCluster is not deleted because of this object.
-func (p *pair) waitHeld(object string) {
+// waitDeletionBlocked waits until the RemoteCluster reports that this object blocks its deletion.
+func (p *pair) waitDeletionBlocked(object string) {
 	p.t.Helper()
 	p.waitStatus("it is held by "+object, func(s status) bool {
 		return hasCondition(s, "Ready", metav1.ConditionFalse, "HoldsVolumes") &&

@@ -15,7 +15,7 @@ import (
 )
 
 // The API server refuses contradictory specs.
-func TestRemoteClustersThatCannotBeMeantAreRefused(t *testing.T) {
+func TestContradictoryRemoteClustersAreRefused(t *testing.T) {
 	t.Parallel()
 	ensureShared(t)
 	all, err := remoteClusters(user.Cluster(t, "home"))
@@ -32,17 +32,17 @@ func TestRemoteClustersThatCannotBeMeantAreRefused(t *testing.T) {
 		fields spec
 		why    string
 	}{
-		"whole":                    {"dry", spec{}, ""},
-		"no nodes chosen":          {"dry", spec{"nodeSelector": map[string]any{}}, "an empty selector would select every node"},
-		"In without values":        {"dry", spec{"nodeSelector": selects("a", "In")}, "In and NotIn need values"},
-		"Exists with values":       {"dry", spec{"nodeSelector": selects("a", "Exists", "b")}, "In and NotIn need values"},
-		"unknown operator":         {"dry", spec{"nodeSelector": selects("a", "Gt", "1")}, "Unsupported value"},
-		"no namespace mapped":      {"dry", mappedNamespaces(nil), "needs a mapping"},
-		"no name of a namespace":   {"dry", mappedNamespaces(map[string]any{"shop": "No"}), "spec.namespaces.mapping"},
-		"unknown policy":           {"dry", spec{"bindingPolicy": "Sometimes"}, "Unsupported value"},
-		"a name that is too long":  {long, spec{}, "at most 63 characters"},
-		"no Secret":                {"dry", spec{"kubeconfigSecretRef": nil}, "kubeconfigSecretRef"},
-		"no name of a class there": {"dry", spec{"storageClasses": map[string]any{"default": ""}}, "storageClasses.default"},
+		"whole":                     {"dry", spec{}, ""},
+		"no nodes chosen":           {"dry", spec{"nodeSelector": map[string]any{}}, "an empty selector would select every node"},
+		"In without values":         {"dry", spec{"nodeSelector": selects("a", "In")}, "In and NotIn need values"},
+		"Exists with values":        {"dry", spec{"nodeSelector": selects("a", "Exists", "b")}, "In and NotIn need values"},
+		"unknown operator":          {"dry", spec{"nodeSelector": selects("a", "Gt", "1")}, "Unsupported value"},
+		"no namespace mapped":       {"dry", mappedNamespaces(nil), "needs a mapping"},
+		"no name of a namespace":    {"dry", mappedNamespaces(map[string]any{"shop": "No"}), "spec.namespaces.mapping"},
+		"unknown policy":            {"dry", spec{"bindingPolicy": "Sometimes"}, "Unsupported value"},
+		"a name that is too long":   {long, spec{}, "at most 63 characters"},
+		"no Secret":                 {"dry", spec{"kubeconfigSecretRef": nil}, "kubeconfigSecretRef"},
+		"no name of a remote class": {"dry", spec{"storageClasses": map[string]any{"default": ""}}, "storageClasses.default"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			fields := map[string]any{
@@ -68,7 +68,7 @@ func TestRemoteClustersThatCannotBeMeantAreRefused(t *testing.T) {
 }
 
 // The RemoteCluster sets class mapping, binding policy and whether twins have finalizers.
-func TestWhatIsDeclaredOfVolumes(t *testing.T) {
+func TestSpecOfARemoteClusterAppliesToVolumes(t *testing.T) {
 	own, mapped := "own-"+rand.String(6), "mapped-"+rand.String(6)
 	p := newDedicatedPair(t, spec{
 		"bindingPolicy": "WaitForBound",
@@ -112,7 +112,7 @@ func TestWhatIsDeclaredOfVolumes(t *testing.T) {
 
 // The driver does not touch claims of others: one that exists only in the remote cluster, and one at home of
 // another class.
-func TestStorageOfOthersIsLeftAlone(t *testing.T) {
+func TestClaimsOfOthersAreUnchanged(t *testing.T) {
 	p := newPair(t)
 	p.remote.Claim("only-remote", "reference", "64Mi")
 	p.home.Claim("library", "reference", "64Mi", func(claim *corev1.PersistentVolumeClaim) {

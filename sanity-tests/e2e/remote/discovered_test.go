@@ -13,7 +13,7 @@ import (
 )
 
 // The driver creates a RemoteCluster for a cluster of Liqo, and its spec applies like that of any other.
-func TestClusterOfLiqoIsARemoteCluster(t *testing.T) {
+func TestRemoteClusterIsCreatedForAClusterOfLiqo(t *testing.T) {
 	full := user.Cluster(t, "remote").ProxyKubeconfig()
 	p := newLiqoPair(t, liqoListed, func(*pair) string { return full }, "reference-immediate")
 	p.offload()

@@ -32,7 +32,7 @@ func (p *pair) createXFS(claim, pod string) {
 	p.waitVolume(claim)
 }
 
-func TestVolumeThereGrowsThreeTimes(t *testing.T) {
+func TestRemoteVolumeGrowsThreeTimes(t *testing.T) {
 	p := newPair(t)
 	p.createXFS("data", "user")
 	p.remote.Exec("user", "echo kept > /data/file")
@@ -55,7 +55,7 @@ func TestVolumeThereGrowsThreeTimes(t *testing.T) {
 }
 
 // The capacity of the claim is that of the twin.
-func TestClaimAtHomeWaitsForTheNodeThere(t *testing.T) {
+func TestHomeClaimWaitsForExpansionOnTheRemoteNode(t *testing.T) {
 	p := newPair(t)
 	p.createXFS("data", "user")
 	removeFault := p.addFault(expandUnavailable)
@@ -69,7 +69,7 @@ func TestClaimAtHomeWaitsForTheNodeThere(t *testing.T) {
 }
 
 // The remote csi-resizer retries after a node reported an infeasible expansion.
-func TestNodeThereThatCannotGrowTheVolumeIsAskedAgain(t *testing.T) {
+func TestFailedExpansionOnARemoteNodeIsRetried(t *testing.T) {
 	p := newPair(t)
 	p.createXFS("data", "user")
 	removeFault := p.addFault(expandOutOfRange)
@@ -82,7 +82,7 @@ func TestNodeThereThatCannotGrowTheVolumeIsAskedAgain(t *testing.T) {
 	p.home.WaitRemoteExpanded(p.remote, "data", "480Mi")
 }
 
-func TestVolumesThereGrowWhileNoPodHasThem(t *testing.T) {
+func TestRemoteVolumesGrowWithoutAPod(t *testing.T) {
 	p := newPair(t)
 	p.createUnused("folder")
 	p.home.Resize("folder", "128Mi")
@@ -106,7 +106,7 @@ func (p *pair) waitUnstaged(claim string) {
 	p.remote.WaitUnstaged(storage.Reference, p.waitVolume(claim).Real)
 }
 
-func TestLowerSizeIsServedThereAfterOneThatCannotBe(t *testing.T) {
+func TestSmallerRemoteSizeSucceedsAfterAFailedExpansion(t *testing.T) {
 	p := newPair(t)
 	p.createUnused("data")
 	p.home.Resize("data", "20Ti")
@@ -117,7 +117,7 @@ func TestLowerSizeIsServedThereAfterOneThatCannotBe(t *testing.T) {
 }
 
 // The claim is Bound before its twin is, and Kubernetes expands only Bound claims.
-func TestVolumeThatIsNotMadeYetGrowsOnceItIs(t *testing.T) {
+func TestVolumeGrowsAfterDelayedProvisioning(t *testing.T) {
 	p := newPair(t)
 	removeFault := p.addFault(createUnavailable)
 	p.home.Claim("data", "liqo-reference", "64Mi")
@@ -133,7 +133,7 @@ func TestVolumeThatIsNotMadeYetGrowsOnceItIs(t *testing.T) {
 	p.home.WaitRemoteExpanded(p.remote, "data", "128Mi")
 }
 
-func TestExpansionIsRefusedWhereTheClassThereDoesNotAllowIt(t *testing.T) {
+func TestExpansionIsRefusedIfTheRemoteClassForbidsIt(t *testing.T) {
 	p := newPair(t)
 	p.home.Claim("data", p.createFixedClass(), "64Mi")
 	p.home.Pod("user", "data", p.onVirtualNode)
@@ -163,7 +163,7 @@ func (p *pair) createFixedClass() (virtual string) {
 
 func (p *pair) fixedClass() string { return p.remote.Name + "-fixed-real" }
 
-func TestQuotaThereIsToldAndLessIsServed(t *testing.T) {
+func TestRemoteQuotaIsReportedAndASmallerSizeSucceeds(t *testing.T) {
 	p := newPair(t)
 	p.createUnused("data")
 	p.remote.StorageQuota("little", "100Mi")
@@ -190,7 +190,7 @@ func TestVolumesGrowWithMinimalRights(t *testing.T) {
 	p.home.WaitEvent("fixed", "VolumeResizeFailed", "OutOfRange", "must support resize")
 }
 
-func TestVolumeGrowsOnceItsClusterAnswersAgain(t *testing.T) {
+func TestVolumeGrowsOnceItsClusterIsReachableAgain(t *testing.T) {
 	p := newDedicatedPair(t, nil)
 	p.createUnused("data")
 	p.putSecret(kubeconfigWith(t, unusedPort(t)))

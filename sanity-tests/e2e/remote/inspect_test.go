@@ -21,7 +21,7 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-// This file tests what administrators see of a cluster.
+// This file tests the status and the commands that show a cluster to administrators.
 
 // status is the status of a RemoteCluster.
 type status struct {
@@ -46,7 +46,7 @@ type listedVolume struct {
 	Nodes                                             []string
 }
 
-func TestClusterIsShownWhenItAnswersWhenItDoesNotAndWhenItIsDeleted(t *testing.T) {
+func TestReachableUnreachableAndDeletedClusterIsShown(t *testing.T) {
 	p := newDedicatedPair(t, nil)
 	version, err := p.remote.Client.Discovery().ServerVersion()
 	if err != nil {
@@ -90,7 +90,7 @@ func TestClusterIsShownWhenItAnswersWhenItDoesNotAndWhenItIsDeleted(t *testing.T
 	p.waitCondition("data", corev1.ConditionTrue, "TwinBound")
 
 	p.deleteRemoteCluster()
-	p.waitHeld(p.home.Name + "/data")
+	p.waitDeletionBlocked(p.home.Name + "/data")
 }
 
 // unusedPort sets the server to a port of the remote cluster on which nothing listens.

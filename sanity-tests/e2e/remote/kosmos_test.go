@@ -118,7 +118,7 @@ func (p *pair) join() {
 }
 
 // The virtual class has the name of the real one, and the scheduler is that of Kubernetes.
-func TestKosmosExampleRunsAsItIs(t *testing.T) {
+func TestKosmosExampleRunsUnchanged(t *testing.T) {
 	const class = "openebs-hostpath"
 	p := newKosmosPair(t, "test-new", class, storage.Reference, fabric.Kosmos("cluster38"))
 	p.home.Apply(kosmosExample)
@@ -143,7 +143,7 @@ func TestKosmosExampleRunsAsItIs(t *testing.T) {
 }
 
 // Kosmos overwrites a twin with its claim if their requests are equal but have different notation.
-func TestSizeInBytesLeavesTheTwinOfKosmosAlone(t *testing.T) {
+func TestKosmosDoesNotOverwriteTwinsWithSizesInBytes(t *testing.T) {
 	const class = "e2e-kosmos-bytes"
 	p := newKosmosPair(t, "e2e-kosmos-bytes", class, storage.Reference, fabric.Kosmos("bytes"))
 	for claim, size := range map[string]string{"bytes": "67108864", "decimal": "68M"} {
@@ -159,7 +159,7 @@ func TestSizeInBytesLeavesTheTwinOfKosmosAlone(t *testing.T) {
 }
 
 // While the cluster is unreachable for the driver, the twin is deleted, and Kosmos copies the claim.
-func TestCopyOfKosmosMakesWayForTheTwin(t *testing.T) {
+func TestCopyOfKosmosIsReplacedByTheTwin(t *testing.T) {
 	const class = "e2e-kosmos-copy"
 	p := newKosmosPair(t, "e2e-kosmos-copy", class, storage.Reference, fabric.Kosmos("copies"))
 	p.startPod("writer", "data", class)
@@ -213,7 +213,7 @@ func (p *pair) setReclaimPolicy(n *user.Namespace, volume *corev1.PersistentVolu
 }
 
 // Kosmos copies metadata of a twin to its claim, which must not block the deletion of the claim.
-func TestMarksThatKosmosWritesOnAClaimGo(t *testing.T) {
+func TestMarksThatKosmosWritesOnAClaimAreRemoved(t *testing.T) {
 	const class = "e2e-kosmos-marks"
 	p := newKosmosPair(t, "e2e-kosmos-marks", class, storage.Reference, fabric.Kosmos("marks"))
 	p.startPod("user", "data", class)

@@ -10,7 +10,7 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-func TestPodRunsThereOnTheTwinAndReturnsToItsData(t *testing.T) {
+func TestRemotePodUsesTheTwinAndReturnsToItsData(t *testing.T) {
 	p := newPair(t)
 	p.startPod("user", "data", "liqo-reference")
 	pod := p.remote.WaitReady("user")
@@ -42,7 +42,7 @@ func TestPodRunsThereOnTheTwinAndReturnsToItsData(t *testing.T) {
 	p.waitVolumeDeleted(found)
 }
 
-func TestReleaseOfAVolumeThereIsRefused(t *testing.T) {
+func TestReleaseOfARemoteVolumeIsRefused(t *testing.T) {
 	p := newPair(t)
 	p.startPod("user", "data", "liqo-reference")
 	p.remote.WaitReady("user")

@@ -71,7 +71,7 @@ func (p *pair) rotateKubeconfig(kubeconfig string) {
 	runFabricObjects(p.t, "home", "liqo", "rotate", "--cluster-id", p.cluster, "--remote-kubeconfig", kubeconfig)
 }
 
-func TestLiqo(t *testing.T) {
+func TestVolumeWithPeeringOfLiqo(t *testing.T) {
 	full := user.Cluster(t, "remote").ProxyKubeconfig()
 	p := newLiqoPair(t, liqoFull, func(*pair) string { return full }, "reference-immediate")
 	p.home.Claim("data", "liqo", "64Mi")
@@ -165,7 +165,7 @@ func TestLiqosMinimalRole(t *testing.T) {
 
 // A peer has rights in its tenant namespace. It must not redirect volumes of another cluster to another remote
 // namespace.
-func TestLiqoPeerCannotSpeakForAnotherCluster(t *testing.T) {
+func TestLiqoPeerCannotRedirectVolumesOfAnotherCluster(t *testing.T) {
 	full := user.Cluster(t, "remote").ProxyKubeconfig()
 	p := newLiqoPair(t, liqoHonest, func(*pair) string { return full }, "reference-immediate")
 	t.Cleanup(func() { runFabricObjects(t, "home", "liqo", "unpeer", "--cluster-id", liqoPeer) })

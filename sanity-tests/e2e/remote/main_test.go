@@ -24,7 +24,7 @@ import (
 )
 
 // Parallel tests start in the order of their files' names: files with long tests have names that come
-// first, so that the suite does not end with one of them alone.
+// first, so that none of them runs alone at the end of the suite.
 func TestMain(m *testing.M) {
 	objectsCommand, errObjectsCommand = user.BeforeTests("build the command that creates objects of fabrics", buildObjectsCommand)
 	user.MainWithDriver(m, removeFabrics, shared.remove)

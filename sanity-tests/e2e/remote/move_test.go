@@ -28,8 +28,8 @@ const movedClass = "e2e-moved"
 const countScript = `i=$(tail -n 1 ` + user.DataPath + `/log 2>/dev/null || echo 0)
 while true; do i=$((i+1)); echo $i >> ` + user.DataPath + `/log; sync; done`
 
-// A pod writes numbers while its volume moves to another cluster and back. The claim stays the same, and no number
-// is missing.
+// A pod writes numbers while its volume moves to another cluster and back. The claim is not replaced, and no
+// number is missing.
 func TestMoveThereAndBackOfAVolumeInUse(t *testing.T) {
 	p := newPair(t)
 	p.home.Claim("data", "liqo-reference", "64Mi")
@@ -60,7 +60,7 @@ func TestMoveThereAndBackOfAVolumeInUse(t *testing.T) {
 
 // While the last changes of a remote source are copied, and after the commit, no remote pod starts with the source
 // twin. After a cancelled cut-over pods start again.
-func TestNoPodThereStartsWithASourceThatIsBeingCutOver(t *testing.T) {
+func TestNoRemotePodStartsWithTheSourceDuringCutOver(t *testing.T) {
 	p := newPair(t)
 	p.home.Claim("data", "liqo-reference", "64Mi")
 	homeNode := p.home.Cluster.Nodes()[0].Name
@@ -69,7 +69,8 @@ func TestNoPodThereStartsWithASourceThatIsBeingCutOver(t *testing.T) {
 	p.remote.WaitReady(pod)
 	real := p.waitVolume("data").Real
 	const cancelled, committed = "cancelled", "committed"
-	// One node for both: the second target has the handle of the first one, which may still be attached there.
+	// One node for both: the second target has the handle of the first one, which may still be attached to the
+	// node.
 	for _, name := range []string{cancelled, committed} {
 		p.home.Move(name, "data", "target: {nodeName: "+homeNode+"}, quiesce: {mode: Evict}, cutover: {mode: Manual}, "+
 			"transport: {bandwidth: 1Mi}")

@@ -15,7 +15,7 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-func TestPodWaitsForItsClusterAndReturnsToItsData(t *testing.T) {
+func TestPodWaitsForItsCordonedNodeAndReturnsToItsData(t *testing.T) {
 	p := newDedicatedPair(t, nil)
 	p.startPod("user", "data", "liqo-reference")
 	p.remote.Exec("user", "echo precious > /data/file && sync")
@@ -70,7 +70,7 @@ func TestVirtualNodeIsRepaired(t *testing.T) {
 	}
 }
 
-func TestNodeOfAClusterThatIsNotDeclaredAnyMore(t *testing.T) {
+func TestMarksOfANodeAreRemovedWithItsRemoteCluster(t *testing.T) {
 	p := newDedicatedPair(t, nil)
 	p.undeclare()
 	p.home.Eventually("the marks of the node are removed", func(ctx context.Context) (string, error) {
@@ -102,7 +102,7 @@ func TestNodeOfAClusterThatIsNotDeclaredAnyMore(t *testing.T) {
 	p.startPod("user", "data", "liqo-reference")
 }
 
-func TestOurPodsStayOffVirtualNodes(t *testing.T) {
+func TestDriverPodsDoNotRunOnVirtualNodes(t *testing.T) {
 	p := newPair(t)
 	pods, err := p.home.Client.CoreV1().Pods(chart.Namespace).List(t.Context(), metav1.ListOptions{})
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 const refusalsConfigMap = "liqo-csi-refusals"
 
 // The class is the test's own, because a refusal lowers the published capacity of the class for all users.
-func TestQuotaThereIsToldAndThePodGoesHome(t *testing.T) {
+func TestRemoteQuotaIsReportedAndThePodRunsAtHome(t *testing.T) {
 	p := newPair(t)
 	class := p.createVirtualClass("limited", map[string]string{"realStorageClass": "reference"})
 	p.remote.StorageQuota("nothing", "1Mi")
@@ -37,7 +37,7 @@ func TestQuotaThereIsToldAndThePodGoesHome(t *testing.T) {
 }
 
 // Published capacities affect all users, so annotations and ConfigMaps of users must not change them.
-func TestForgedRefusalsCloseNothing(t *testing.T) {
+func TestForgedRefusalsHaveNoEffect(t *testing.T) {
 	p := newPair(t)
 	class := p.createVirtualClass("open", map[string]string{"realStorageClass": "reference"})
 	large := func(bytes int64) bool { return bytes > 1<<30 }
@@ -74,7 +74,7 @@ func TestGenericEphemeralVolumeIsRefused(t *testing.T) {
 	p.wantPending("user-data")
 }
 
-func TestForeignClaimOfThatNameIsLeftAlone(t *testing.T) {
+func TestForeignClaimOfTheSameNameIsUnchanged(t *testing.T) {
 	p := newPair(t)
 	p.remote.Claim("data", "reference", "64Mi", func(claim *corev1.PersistentVolumeClaim) {
 		claim.Labels = map[string]string{"owner": "somebody"}

@@ -17,7 +17,7 @@ var createExhausted = storage.Fault{RPC: "CreateVolume", Code: "ResourceExhauste
 
 // The scheduler does not choose the virtual node for claims that are larger than the published capacity of the remote
 // cluster, which follows changes.
-func TestSchedulerIsToldWhatTheOtherClusterHasLeft(t *testing.T) {
+func TestSchedulerUsesPublishedRemoteCapacity(t *testing.T) {
 	p := newPair(t)
 	const class = "liqo-reference-local"
 	p.waitCapacity(class, func(bytes int64) bool { return bytes > 0 && bytes == p.largestRemote("reference-local") })
@@ -49,7 +49,7 @@ func TestSchedulerIsToldWhatTheOtherClusterHasLeft(t *testing.T) {
 }
 
 // The published capacity may be outdated. With WaitForBound the refusal of the real driver moves the pod home.
-func TestFullStorageThereSendsThePodHome(t *testing.T) {
+func TestPodRunsAtHomeIfRemoteStorageIsFull(t *testing.T) {
 	p := newPair(t)
 	removeFault := p.addDriverFault(storage.Local, createExhausted)
 	class := p.createVirtualClass("patient", map[string]string{"realStorageClass": "reference-local", "remoteBindingPolicy": "WaitForBound"})

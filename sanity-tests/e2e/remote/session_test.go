@@ -105,7 +105,7 @@ func (c *connection) renewStolen() (stop func() stolenTokens) {
 
 // The API server caches the authentication of tokens for some seconds. A stolen token must not be renewed meanwhile
 // for the next session.
-func TestSessionOfAStolenKubeconfigIsEndedByOneCommand(t *testing.T) {
+func TestSessionOfAStolenKubeconfigIsRevokedByOneCommand(t *testing.T) {
 	c := newConnection(t)
 	c.connect(nil, "--level", "full")
 	c.startNode()
@@ -146,7 +146,7 @@ func TestSessionOfAStolenKubeconfigIsEndedByOneCommand(t *testing.T) {
 
 // The token expires while the link is cut. Remote pods continue; when the link is back, the driver reports the command
 // that repairs the connection.
-func TestSessionAfterAPartitionThatIsLongerThanATokenLives(t *testing.T) {
+func TestSessionAfterAPartitionLongerThanTheTokenLifetime(t *testing.T) {
 	kubeconfig, link := throughProxy(t)
 	through, err := clientcmd.RESTConfigFromKubeConfig(kubeconfig)
 	if err != nil {

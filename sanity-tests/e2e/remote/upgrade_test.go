@@ -41,7 +41,7 @@ type site struct {
 
 // The upgrade of docs/operations.md: CRDs, then the chart, here from its package; and back by helm rollback. Pods and
 // volumes of all versions keep working, and each version creates and deletes volumes.
-func TestUpgradeAndBackUnderRunningPods(t *testing.T) {
+func TestUpgradeAndRollbackWithRunningPods(t *testing.T) {
 	program := os.Getenv(oldVariable)
 	if program == "" {
 		t.Skipf("%s has no program of commit %.7s: git worktree add DIR %[2]s, and cargo build --locked in DIR", oldVariable, oldCommit)

@@ -72,7 +72,7 @@ func (p *pair) deleteClaim(name string) {
 	})
 }
 
-// wantGone waits until all objects and the data of a volume are deleted.
+// waitVolumeDeleted waits until all objects and the data of a volume are deleted.
 func (p *pair) waitVolumeDeleted(v user.Volume) {
 	p.t.Helper()
 	p.home.Eventually("nothing of claim "+v.Claim.Name+" is left", func(ctx context.Context) (string, error) {

@@ -141,7 +141,7 @@ var waitingClaims = []waitingClaim{
 }
 
 // Each reason is in an event or a condition of the claim, and in the report of doctor.
-func TestClaimsSayWhyTheyWait(t *testing.T) {
+func TestWaitingClaimsReportTheReason(t *testing.T) {
 	t.Parallel()
 	for _, one := range waitingClaims {
 		t.Run(one.state, func(t *testing.T) {

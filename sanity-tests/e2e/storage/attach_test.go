@@ -27,7 +27,7 @@ func attachments(ctx context.Context, n *user.Namespace, volume string) (int, er
 	return count, nil
 }
 
-func TestAttachedVolumesAreDetachedAgain(t *testing.T) {
+func TestAttachedVolumesAreDetached(t *testing.T) {
 	n := home(t)
 	backend := storage.BackendOf(n.Cluster, storage.Attach)
 	n.Claim("data", "reference-attach", "64Mi")

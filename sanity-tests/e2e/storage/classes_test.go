@@ -29,7 +29,7 @@ func wantGroup(t *testing.T, n *user.Namespace, pod, group string) {
 	}
 }
 
-func TestEachDriverHasItsGroupPolicy(t *testing.T) {
+func TestFSGroupPolicyOfEachDriver(t *testing.T) {
 	t.Parallel()
 	for class, group := range map[string]string{
 		"reference":        "0",    // by fsType, which this class does not set

@@ -7,7 +7,7 @@ import (
 	"storage.liqo.io/sanity-tests/storage"
 )
 
-func TestUsersSeeWhyTheirVolumeIsNotMade(t *testing.T) {
+func TestProvisioningErrorsAreReported(t *testing.T) {
 	n := home(t)
 	removeFault := n.AddFault(storage.Reference, storage.Fault{Match: n.Name + "/", RPC: "CreateVolume", Code: "Internal", Message: "the backend failed"})
 	n.Claim("data", "reference", "64Mi")
@@ -17,7 +17,7 @@ func TestUsersSeeWhyTheirVolumeIsNotMade(t *testing.T) {
 	n.WaitReady("user")
 }
 
-func TestUsersSeeWhyTheirVolumeIsNotMounted(t *testing.T) {
+func TestMountErrorsAreReported(t *testing.T) {
 	n := home(t)
 	removeFault := n.AddFault(storage.Reference, storage.Fault{Match: n.Name + "/", RPC: "NodeStageVolume", Code: "Internal", Message: "the connection is lost"})
 	n.Claim("data", "reference", "64Mi")
@@ -27,7 +27,7 @@ func TestUsersSeeWhyTheirVolumeIsNotMounted(t *testing.T) {
 	n.WaitReady("user")
 }
 
-func TestAHangingBackendHoldsUpOnlyItsOwn(t *testing.T) {
+func TestHangingBackendBlocksOnlyItsOwnVolumes(t *testing.T) {
 	n, other := home(t), user.NewNamespace(t, user.Cluster(t, "home"))
 	removeFault := n.AddFault(storage.Reference, storage.Fault{Match: n.Name + "/", RPC: "CreateVolume", Hang: true})
 	n.Claim("data", "reference", "64Mi")
@@ -41,7 +41,7 @@ func TestAHangingBackendHoldsUpOnlyItsOwn(t *testing.T) {
 }
 
 // No other test uses the driver Group, because its capacity is limited here.
-func TestABackendThatIsFullAndTheMountGroup(t *testing.T) {
+func TestFullBackendAndMountGroup(t *testing.T) {
 	n := home(t)
 	backend := storage.BackendOf(n.Cluster, storage.Group)
 	if err := backend.SetSpaceLeft(new(int64(1 << 20))); err != nil {

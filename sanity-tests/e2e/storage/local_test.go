@@ -33,7 +33,7 @@ func TestPodsFollowNodeLocalData(t *testing.T) {
 	n.WaitEvent("on-other-node", "FailedScheduling", "affinity")
 }
 
-func TestSchedulerKnowsWhatNodesHaveLeft(t *testing.T) {
+func TestSchedulerUsesPublishedCapacity(t *testing.T) {
 	n := home(t)
 	n.Claim("huge", "reference-local", "21Gi")
 	n.Pod("user", "huge")
@@ -46,7 +46,7 @@ func TestSchedulerKnowsWhatNodesHaveLeft(t *testing.T) {
 	}
 }
 
-func TestVolumesOfOneNodeSayWhereTheyAre(t *testing.T) {
+func TestNodeLocalVolumesHaveNodeAffinity(t *testing.T) {
 	n := home(t)
 	n.Claim("data", "reference-local", "64Mi")
 	n.Pod("user", "data")

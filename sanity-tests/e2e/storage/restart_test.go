@@ -26,7 +26,7 @@ func restartPlugin(t *testing.T, n *user.Namespace, driver storage.Driver, node 
 	}
 }
 
-func TestVolumesOutliveTheNodePlugin(t *testing.T) {
+func TestVolumesSurviveARestartOfTheNodePlugin(t *testing.T) {
 	n := home(t)
 	n.Claim("data", "reference-ext4", "64Mi")
 	n.Pod("user", "data")

@@ -63,7 +63,7 @@ func recycleStatic(t *testing.T) {
 	})
 }
 
-func TestStatefulSetKeepsItsDataInEveryKindOfStorage(t *testing.T) {
+func TestStatefulSetKeepsItsDataWithEveryKindOfStorage(t *testing.T) {
 	recycleStatic(t)
 	n := home(t)
 	set := fmt.Sprintf(statefulSet, images.BusyboxName)

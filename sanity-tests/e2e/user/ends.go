@@ -18,16 +18,16 @@ import (
 )
 
 // watched is nil unless the suite uses MainWithDriver.
-var watched *driverEnds
+var watched *driverTerminations
 
-// driverEnds records terminations of the driver's containers while a suite runs, because most pods are
+// driverTerminations records terminations of the driver's containers while a suite runs, because most pods are
 // deleted before its end.
-type driverEnds struct {
+type driverTerminations struct {
 	mutex sync.Mutex
 	ends  map[string]struct{}
 }
 
-func (d *driverEnds) start(cluster *clusters.Cluster) (stop func(), err error) {
+func (d *driverTerminations) start(cluster *clusters.Cluster) (stop func(), err error) {
 	client, err := cluster.Client()
 	if err != nil {
 		return nil, err
@@ -47,7 +47,7 @@ func (d *driverEnds) start(cluster *clusters.Cluster) (stop func(), err error) {
 	return func() { close(ended) }, nil
 }
 
-func (d *driverEnds) record(object any, began time.Time) {
+func (d *driverTerminations) record(object any, began time.Time) {
 	if last, ok := object.(cache.DeletedFinalStateUnknown); ok {
 		object = last.Obj
 	}
@@ -65,7 +65,7 @@ func (d *driverEnds) record(object any, began time.Time) {
 	}
 }
 
-func (d *driverEnds) found() error {
+func (d *driverTerminations) found() error {
 	d.mutex.Lock()
 	defer d.mutex.Unlock()
 	if len(d.ends) == 0 {

@@ -9,7 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-func TestEndsNobodyAskedFor(t *testing.T) {
+func TestUnexpectedTerminations(t *testing.T) {
 	began := time.Now().Truncate(time.Second)
 	ended := func(code int32, reason string, at time.Time) corev1.ContainerState {
 		return corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: code, Reason: reason, FinishedAt: metav1.NewTime(at)}}
@@ -28,12 +28,12 @@ func TestEndsNobodyAskedFor(t *testing.T) {
 		want bool
 	}{
 		"runs":                        {pod("controller", "driver", running, corev1.ContainerState{}), false},
-		"told to end with its pod":    {pod("controller", "driver", ended(143, "Error", began), corev1.ContainerState{}), false},
+		"terminated with its pod":     {pod("controller", "driver", ended(143, "Error", began), corev1.ContainerState{}), false},
 		"killed with its pod":         {pod("fabric", "fabric", ended(137, "Error", began), corev1.ContainerState{}), false},
 		"a panic":                     {pod("controller", "driver", running, ended(101, "Error", began)), true},
 		"a panic, and no restart yet": {pod("node", "driver", ended(101, "Error", began), corev1.ContainerState{}), true},
 		"too much memory":             {pod("controller", "driver", ended(137, "OOMKilled", began), corev1.ContainerState{}), true},
-		"started again":               {pod("fabric", "fabric", running, ended(137, "Error", began)), true},
+		"restarted":                   {pod("fabric", "fabric", running, ended(137, "Error", began)), true},
 		"a panic before the suite":    {pod("controller", "driver", running, ended(101, "Error", began.Add(-time.Second))), false},
 		"a sidecar":                   {pod("controller", "csi-provisioner", running, ended(1, "Error", began)), false},
 		"a mover":                     {pod("mover", "driver", running, ended(1, "Error", began)), false},
@@ -42,7 +42,7 @@ func TestEndsNobodyAskedFor(t *testing.T) {
 			t.Errorf("%s: %q", what, got)
 		}
 	}
-	var all driverEnds
+	var all driverTerminations
 	all.record(pod("controller", "driver", running, ended(101, "Error", began)), began)
 	all.record(pod("controller", "driver", running, ended(101, "Error", began)), began)
 	if err := all.found(); err == nil || strings.Count(err.Error(), "exit code 101") != 1 || !strings.HasPrefix(err.Error(), Violation) {

@@ -53,7 +53,7 @@ func BeforeTests[T any](what string, build func(context.Context) (T, error)) (bu
 // MainWithDriver is Main for suites that do not kill containers of the driver, though they may delete
 // its pods. The suite fails if a container exits by itself.
 func MainWithDriver(m *testing.M, undo ...func(context.Context) error) {
-	watched = &driverEnds{}
+	watched = &driverTerminations{}
 	Main(m, append(undo, func(context.Context) error { return watched.found() })...)
 }
 

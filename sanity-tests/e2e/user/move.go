@@ -72,7 +72,7 @@ spec: {claims: [%s], %s}
 `, name, n.Name, claim, spec))
 }
 
-// MoveStatus returns the phase of a move, and what else its status says.
+// MoveStatus returns the phase of a move, and the rest of its status.
 func (n *Namespace) MoveStatus(ctx context.Context, name string) (phase, text string, err error) {
 	move, err := n.Object(ctx, "volumemove", name)
 	if err != nil {

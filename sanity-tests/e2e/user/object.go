@@ -8,7 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// paths of kinds, as kubectl names them; NAMESPACE stands for that of the test.
+// paths of kinds, as kubectl names them; NAMESPACE is replaced by that of the test.
 var paths = map[string]string{
 	"namespace": "/api/v1/namespaces",
 	"pod":       "/api/v1/namespaces/NAMESPACE/pods",

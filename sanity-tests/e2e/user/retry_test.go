@@ -28,7 +28,7 @@ func (f *flaky) RoundTrip(request *http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader(string(sent)))}, nil
 }
 
-func TestOnlyWhatWasNotConnectedIsSentAgain(t *testing.T) {
+func TestOnlyFailedConnectionsAreRetried(t *testing.T) {
 	dial, read := &net.OpError{Op: "dial", Err: errors.New("refused")}, &net.OpError{Op: "read", Err: errors.New("reset")}
 	for what, one := range map[string]struct {
 		server flaky

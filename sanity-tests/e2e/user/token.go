@@ -11,7 +11,7 @@ import (
 )
 
 // RedateToken changes the dates of the token in this kubeconfig Secret of the driver, with which it reaches the remote
-// cluster. The API server there accepts an expired token for one minute longer.
+// cluster. Its API server accepts an expired token for one minute longer.
 func (n *Namespace) RedateToken(secret string, remote *clusters.Cluster, issued, expires time.Time) {
 	n.t.Helper()
 	secrets := n.Client.CoreV1().Secrets(chart.Namespace)

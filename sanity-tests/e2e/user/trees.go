@@ -14,8 +14,8 @@ import (
 	"storage.liqo.io/sanity-tests/trees"
 )
 
-// mostDifferences is how many differences of trees are logged.
-const mostDifferences = 40
+// maxDifferences is how many differences of trees are logged.
+const maxDifferences = 40
 
 // VolumePath returns the host's path of the volume of a pod, which has no other. Tests use it for what no command in a
 // pod can create or read.
@@ -57,7 +57,7 @@ func (n *Namespace) WantTree(pod string, want trees.Manifest) {
 	found := trees.Diff(want, n.readTree(pod))
 	if len(found) > 0 {
 		Violated(n.t, "the tree in the volume of pod %s in cluster %s has %d differences:\n%s", pod, n.Cluster.Name(), len(found),
-			strings.Join(found[:min(len(found), mostDifferences)], "\n"))
+			strings.Join(found[:min(len(found), maxDifferences)], "\n"))
 	}
 }
 
@@ -70,8 +70,8 @@ func (n *Namespace) readTree(pod string) trees.Manifest {
 	return tree
 }
 
-// RefuseTooDeepPath creates a path that cannot be copied, waits until the move says so, and deletes it. The time of the
-// volume's root is restored.
+// RefuseTooDeepPath creates a path that cannot be copied, waits until the move reports it, and deletes it. The time of
+// the volume's root is restored.
 func (n *Namespace) RefuseTooDeepPath(pod string, move func()) {
 	n.t.Helper()
 	root := n.VolumePath(pod)

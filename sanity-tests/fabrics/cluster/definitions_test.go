@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-func TestDefinitionRefusesWhatItDoesNotKnow(t *testing.T) {
+func TestDefinitionRejectsUnknownFields(t *testing.T) {
 	for name, manifest := range map[string]string{
 		"another kind":     "apiVersion: v1\nkind: ConfigMap\n",
 		"an unknown field": "apiVersion: apiextensions.k8s.io/v1\nkind: CustomResourceDefinition\nspec: {scpoe: Cluster}\n",

@@ -9,7 +9,7 @@ import (
 	"storage.liqo.io/fabrics/cluster/clustertest"
 )
 
-func TestClusterIsWhatTheDefinitionAccepts(t *testing.T) {
+func TestClusterIsValidForTheDefinition(t *testing.T) {
 	joined := named("member")
 	if err := describe(joined, []byte("any bytes")); err != nil {
 		t.Fatal(err)
@@ -29,7 +29,7 @@ func TestClusterIsWhatTheDefinitionAccepts(t *testing.T) {
 }
 
 // The API server must keep fields that only Kosmos writes.
-func TestDefinitionKeepsLeafModelsAndFillsDefaults(t *testing.T) {
+func TestDefinitionKeepsLeafModelsAndSetsDefaults(t *testing.T) {
 	full := named("member")
 	full.Object["spec"] = map[string]any{
 		"clusterLinkOptions": map[string]any{

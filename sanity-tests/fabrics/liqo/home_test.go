@@ -59,7 +59,7 @@ func get[T client.Object](t *testing.T, h Home, namespace, name string, object T
 }
 
 // The driver follows the references from the Node to the VirtualNode and its Secret.
-func TestPeerLeadsFromNodeToKubeconfig(t *testing.T) {
+func TestPeerReferencesKubeconfigFromNode(t *testing.T) {
 	h := fakeHome(t)
 	content := remoteKubeconfig(t, "https://remote")
 	peer(t, h, Peering{ClusterID: "torino", Node: "torino-1", Kubeconfig: content, StorageClasses: []string{"fast", "slow"}})
@@ -88,7 +88,7 @@ func TestPeerLeadsFromNodeToKubeconfig(t *testing.T) {
 	}
 }
 
-func TestObjectsAreWhatLiqosDefinitionsAccept(t *testing.T) {
+func TestObjectsAreValidForLiqosDefinitions(t *testing.T) {
 	h := fakeHome(t)
 	peer(t, h, Peering{ClusterID: "torino", Node: "torino", Kubeconfig: remoteKubeconfig(t, "https://remote"), StorageClasses: []string{"fast"}, ProxyURL: "http://proxy"})
 	if err := h.Map(t.Context(), "torino", Mapping{"shop", "shop-home", offloadingv1beta1.MappingAccepted}); err != nil {
@@ -115,7 +115,7 @@ func TestObjectsAreWhatLiqosDefinitionsAccept(t *testing.T) {
 	}
 }
 
-func TestKubeconfigThatNobodyCanReadIsKept(t *testing.T) {
+func TestInvalidKubeconfigIsKept(t *testing.T) {
 	h := fakeHome(t)
 	peer(t, h, Peering{ClusterID: "torino", Node: "torino", Kubeconfig: []byte("{{{")})
 	secret := get(t, h, "liqo-tenant-torino", "kubeconfig-resourceslice-torino", &corev1.Secret{})
@@ -124,7 +124,7 @@ func TestKubeconfigThatNobodyCanReadIsKept(t *testing.T) {
 	}
 }
 
-func TestProxyIsWrittenIntoTheKubeconfig(t *testing.T) {
+func TestProxyIsWrittenToTheKubeconfig(t *testing.T) {
 	h := fakeHome(t)
 	peer(t, h, Peering{ClusterID: "torino", Node: "torino", Kubeconfig: remoteKubeconfig(t, "https://remote"), ProxyURL: "http://10.0.0.1:3128"})
 	secret := get(t, h, "liqo-tenant-torino", "kubeconfig-resourceslice-torino", &corev1.Secret{})
@@ -133,7 +133,7 @@ func TestProxyIsWrittenIntoTheKubeconfig(t *testing.T) {
 	}
 }
 
-func TestRotateKeepsTheSecretAndReachesEveryNode(t *testing.T) {
+func TestRotateUpdatesTheSecretOfEveryNode(t *testing.T) {
 	h := fakeHome(t)
 	for _, node := range []string{"torino-1", "torino-2"} {
 		peer(t, h, Peering{ClusterID: "torino", Node: node, Kubeconfig: remoteKubeconfig(t, "https://old"), TenantNamespace: "peers"})
@@ -181,7 +181,7 @@ func TestMappingsArePerNamespace(t *testing.T) {
 	}
 }
 
-func TestUnpeerLeavesOtherClusters(t *testing.T) {
+func TestUnpeerKeepsOtherClusters(t *testing.T) {
 	h := fakeHome(t)
 	peer(t, h, Peering{ClusterID: "torino", Node: "torino"})
 	peer(t, h, Peering{ClusterID: "milano", Node: "milano"})

@@ -8,7 +8,7 @@ import (
 )
 
 // Liqo's provider checks the user name, and binds rights to the group.
-func TestCertificateRequestIsOfTheHomeCluster(t *testing.T) {
+func TestCertificateRequestNamesTheHomeCluster(t *testing.T) {
 	subject := requestSubject(t, "home", "torino")
 	if subject.CommonName != "torino-4ea140588150" || len(subject.Organization) != 1 || subject.Organization[0] != "home" {
 		t.Errorf("got %v", subject)

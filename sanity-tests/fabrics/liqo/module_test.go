@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-func TestDefinitionsAreLiqosOwn(t *testing.T) {
+func TestDefinitionsAreFromLiqosModule(t *testing.T) {
 	definitions, err := Definitions(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -25,7 +25,7 @@ func TestDefinitionsAreLiqosOwn(t *testing.T) {
 	}
 }
 
-func TestRemoteRulesAllowClaimsAndLittleElse(t *testing.T) {
+func TestRemoteRulesAllowClaimsButNoClusterScopedObjects(t *testing.T) {
 	rules, err := remoteRules(t.Context())
 	if err != nil {
 		t.Fatal(err)

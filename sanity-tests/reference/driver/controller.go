@@ -144,7 +144,7 @@ func (d *Driver) contentOrigin(volume state.Volume) (origin, error) {
 // reservation.
 func (d *Driver) fill(ctx context.Context, volume state.Volume, from origin) (state.Volume, error) {
 	if err := d.makeContent(ctx, volume, from); err != nil {
-		return volume, errors.Join(err, d.forget(volume.ID))
+		return volume, errors.Join(err, d.removeVolume(volume.ID))
 	}
 	return d.store.ChangeVolume(volume.ID, func(v *state.Volume) error {
 		v.Ready = true
@@ -175,13 +175,13 @@ func (d *Driver) makeContent(ctx context.Context, volume state.Volume, from orig
 // raw devices must not be written meanwhile.
 func (d *Driver) copy(ctx context.Context, from origin, target string) error {
 	if from.formatted {
-		return host.CopyStill(ctx, d.store.Data(from.id), string(from.backing), target)
+		return host.CopyPointInTime(ctx, d.store.Data(from.id), string(from.backing), target)
 	}
 	return host.Copy(ctx, d.store.Data(from.id), target)
 }
 
-// forget deletes the content first, so that no content is left without a record.
-func (d *Driver) forget(id string) error {
+// removeVolume deletes the content first, so that no content is left without a record.
+func (d *Driver) removeVolume(id string) error {
 	if err := os.RemoveAll(d.store.Data(id)); err != nil {
 		return err
 	}
@@ -203,14 +203,14 @@ func (d *Driver) DeleteVolume(_ context.Context, request *csi.DeleteVolumeReques
 		if node := v.InUse(); node != "" {
 			return preconditionf("volume %s is still in use on node %s", v.Name, node)
 		}
-		v.Ready = false // from here on nobody can attach or stage it
+		v.Ready = false // from now on the volume cannot be attached or staged
 		return nil
 	})
 	if errors.Is(err, state.ErrNotFound) {
 		return &csi.DeleteVolumeResponse{}, nil
 	}
 	if err == nil {
-		err = d.forget(id)
+		err = d.removeVolume(id)
 	}
 	d.slow.Delete(id)
 	return &csi.DeleteVolumeResponse{}, coded(err, "volume "+volume.Name)

@@ -48,7 +48,8 @@ type Config struct {
 	// Attach requires ControllerPublish before staging.
 	Attach            bool
 	MaxVolumesPerNode int64
-	// NodeLocal makes each volume accessible from one node only, unless its class says otherwise.
+	// NodeLocal makes each volume accessible from one node only, unless its class specifies
+	// otherwise.
 	NodeLocal        bool
 	VolumeMountGroup bool
 	// CapacityBytes is the size of the backend, per node with NodeLocal. 0 is unlimited; then no
@@ -118,7 +119,7 @@ func (d *Driver) Serve(ctx context.Context, listener net.Listener) error {
 			return err
 		}
 	}
-	server := grpc.NewServer(grpc.ChainUnaryInterceptor(d.record, d.spoil))
+	server := grpc.NewServer(grpc.ChainUnaryInterceptor(d.record, d.injectFaults))
 	csi.RegisterIdentityServer(server, d)
 	if d.config.Mode != NodeMode {
 		csi.RegisterControllerServer(server, d)
@@ -143,8 +144,8 @@ func (d *Driver) announceNode() error {
 	})
 }
 
-// spoil injects the faults of the rules.
-func (d *Driver) spoil(ctx context.Context, request any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+// injectFaults injects the faults of the rules.
+func (d *Driver) injectFaults(ctx context.Context, request any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
 	call := faults.Call{RPC: rpcName(info), Node: d.config.NodeID, Subjects: d.subjects(request)}
 	return d.faults.Around(ctx, call, func() (any, error) { return handle(ctx, request) })
 }

@@ -122,7 +122,7 @@ func wantCode(t *testing.T, err error, code codes.Code, mentioning string) {
 	}
 }
 
-func TestParametersAreChecked(t *testing.T) {
+func TestParametersAreValidated(t *testing.T) {
 	c := start(t, Config{})
 	for _, parameters := range []map[string]string{
 		{"immutable": "yes"}, {"backing": "raw"}, {"delay": "soon"}, {"topology": "zone"}, {"topology": "node-local"}, {"requireStageSecret": ""},
@@ -138,7 +138,7 @@ func TestParametersAreChecked(t *testing.T) {
 	wantCode(t, err, codes.InvalidArgument, "one node only")
 }
 
-func TestCreateIsIdempotentAndSurvivesARestart(t *testing.T) {
+func TestCreateVolumeIsIdempotentAcrossRestarts(t *testing.T) {
 	dir := t.TempDir()
 	first := start(t, Config{StateDir: dir}).create(t, request("v", 5*mebibyte, nil))
 	c := start(t, Config{StateDir: dir})
@@ -149,7 +149,7 @@ func TestCreateIsIdempotentAndSurvivesARestart(t *testing.T) {
 	wantCode(t, err, codes.AlreadyExists, "size")
 }
 
-func TestTheSlowClassGoesOnWhileNobodyWaits(t *testing.T) {
+func TestDelayOfSlowClassContinuesBetweenCalls(t *testing.T) {
 	c := start(t, Config{})
 	slow := request("slow", mebibyte, map[string]string{"delay": "300ms"})
 	began := time.Now()
@@ -164,7 +164,7 @@ func TestTheSlowClassGoesOnWhileNobodyWaits(t *testing.T) {
 			t.Fatal(err)
 		}
 		if time.Since(began) > time.Minute {
-			t.Fatal("callers that give up early never get their volume")
+			t.Fatal("a volume is not created when calls time out early")
 		}
 	}
 	if took := time.Since(began); took < 300*time.Millisecond {
@@ -172,7 +172,7 @@ func TestTheSlowClassGoesOnWhileNobodyWaits(t *testing.T) {
 	}
 }
 
-func TestCapacityRunsOutPerNode(t *testing.T) {
+func TestCapacityIsLimitedPerNode(t *testing.T) {
 	dir := t.TempDir()
 	config := Config{StateDir: dir, NodeLocal: true, CapacityBytes: 10 * mebibyte}
 	c := start(t, config)
@@ -233,7 +233,7 @@ func TestAttachRules(t *testing.T) {
 	wantCode(t, err, codes.FailedPrecondition, "node-1")
 }
 
-func TestFaultSwitchesAndTheCallLog(t *testing.T) {
+func TestFaultsAndCallLog(t *testing.T) {
 	c := start(t, Config{})
 	switches := `{"rules": [{"rpc": "CreateVolume", "match": "tests/claim", "code": "Unavailable", "message": "backend is on fire", "times": 1}]}`
 	if err := os.WriteFile(filepath.Join(c.stateDir, "faults.json"), []byte(switches), 0o600); err != nil {
@@ -267,7 +267,7 @@ func TestFaultSwitchesAndTheCallLog(t *testing.T) {
 	}
 }
 
-func TestABackendThatIsFull(t *testing.T) {
+func TestFullBackend(t *testing.T) {
 	c := start(t, Config{})
 	if err := os.WriteFile(filepath.Join(c.stateDir, "faults.json"), []byte(`{"spaceLeft": 1048576}`), 0o600); err != nil {
 		t.Fatal(err)
@@ -280,7 +280,7 @@ func TestABackendThatIsFull(t *testing.T) {
 	wantCode(t, err, codes.ResourceExhausted, "no space")
 }
 
-func TestVolumesComeInPages(t *testing.T) {
+func TestListVolumesReturnsPages(t *testing.T) {
 	c := start(t, Config{})
 	for _, name := range []string{"a", "b", "c", "d", "e"} {
 		c.create(t, request(name, mebibyte, nil))

@@ -68,7 +68,7 @@ func (d *Driver) NodeStageVolume(ctx context.Context, request *csi.NodeStageVolu
 		ReadOnly: readerOnly(request.GetVolumeCapability()) || volume.Attachments[d.config.NodeID].ReadOnly,
 	}
 	_, again := volume.Stages[d.config.NodeID]
-	if volume, err = d.noteStage(volume.ID, stage); err != nil {
+	if volume, err = d.recordStage(volume.ID, stage); err != nil {
 		return nil, coded(err, "volume "+request.GetVolumeId())
 	}
 	options := request.GetVolumeCapability().GetMount().GetMountFlags()
@@ -125,9 +125,9 @@ func checkSecret(volume state.Volume, parameter string, secrets map[string]strin
 	return nil
 }
 
-// noteStage records the stage before anything is mounted, unless another node has mounted the same
+// recordStage records the stage before anything is mounted, unless another node has mounted the same
 // filesystem image.
-func (d *Driver) noteStage(id string, stage state.Stage) (state.Volume, error) {
+func (d *Driver) recordStage(id string, stage state.Stage) (state.Volume, error) {
 	return d.store.ChangeVolume(id, func(v *state.Volume) error {
 		if !v.Ready {
 			return state.ErrNotFound

@@ -26,8 +26,8 @@ type mounted struct {
 	publishRequest  *csi.NodePublishVolumeRequest
 }
 
-// place prepares paths and requests, and undoes everything at the end of the test.
-func place(t *testing.T, c client, volume *csi.Volume, capability *csi.VolumeCapability) *mounted {
+// newMounted prepares paths and requests, and undoes everything at the end of the test.
+func newMounted(t *testing.T, c client, volume *csi.Volume, capability *csi.VolumeCapability) *mounted {
 	t.Helper()
 	m := &mounted{client: c, volume: volume, staging: t.TempDir(), target: filepath.Join(t.TempDir(), "target")}
 	m.stageRequest = &csi.NodeStageVolumeRequest{
@@ -60,7 +60,7 @@ func (m *mounted) take(t *testing.T) {
 	}
 	image := filepath.Join(m.stateDir, "data", m.volume.GetVolumeId())
 	if device, err := host.FindLoop(image); err != nil || device != "" {
-		t.Errorf("loop device %q stays behind, %v", device, err)
+		t.Errorf("loop device %q was not detached, %v", device, err)
 	}
 }
 
@@ -121,14 +121,14 @@ func TestImagesGrowOnline(t *testing.T) {
 				t.Skip(host.ErrOffline)
 			}
 			c := start(t, Config{})
-			m := place(t, c, c.create(t, request("v", bytes, map[string]string{"backing": filesystem})), oneNode)
+			m := newMounted(t, c, c.create(t, request("v", bytes, map[string]string{"backing": filesystem})), oneNode)
 			m.show(t)
 			m.write(t, "before")
 			if !m.expand(t, 2*bytes) {
 				t.Error("an image needs expansion on the node")
 			}
 			if m.bytes(t) > bytes {
-				t.Error("the filesystem grew before the node was asked")
+				t.Error("the filesystem grew before NodeExpandVolume")
 			}
 			m.expandOnNode(t, 2*bytes)
 			m.wantBytes(t, 2*bytes)
@@ -142,7 +142,7 @@ func TestImagesGrowOffline(t *testing.T) {
 	for filesystem, bytes := range imageSizes {
 		t.Run(filesystem, func(t *testing.T) {
 			c := start(t, Config{})
-			m := place(t, c, c.create(t, request("v", bytes, map[string]string{"backing": filesystem})), oneNode)
+			m := newMounted(t, c, c.create(t, request("v", bytes, map[string]string{"backing": filesystem})), oneNode)
 			m.show(t)
 			m.write(t, "before")
 			m.take(t)
@@ -155,13 +155,13 @@ func TestImagesGrowOffline(t *testing.T) {
 	}
 }
 
-func TestWhatCannotGrowOnlineGrowsAtTheNextStage(t *testing.T) {
+func TestVolumeThatCannotGrowOnlineGrowsAtTheNextStage(t *testing.T) {
 	mounttest.NeedRoot(t)
 	if host.CanGrowMounted("ext4") {
-		t.Skip("this machine lets ext4 grow while it is mounted")
+		t.Skip("this machine can grow ext4 while it is mounted")
 	}
 	c := start(t, Config{})
-	m := place(t, c, c.create(t, request("v", 16*mebibyte, map[string]string{"backing": "ext4"})), oneNode)
+	m := newMounted(t, c, c.create(t, request("v", 16*mebibyte, map[string]string{"backing": "ext4"})), oneNode)
 	m.show(t)
 	m.expand(t, 32*mebibyte)
 	_, err := m.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{VolumeId: m.volume.GetVolumeId(), VolumePath: m.target})
@@ -171,13 +171,13 @@ func TestWhatCannotGrowOnlineGrowsAtTheNextStage(t *testing.T) {
 	m.wantBytes(t, 32*mebibyte)
 }
 
-func TestSnapshotsAndClonesAreCopiesThatMayBeLarger(t *testing.T) {
+func TestSnapshotsAndClonesAreIndependentAndMayBeLarger(t *testing.T) {
 	mounttest.NeedRoot(t)
 	for backing, bytes := range map[string]int64{"directory": mebibyte, "ext4": 16 * mebibyte, "xfs": 300 * mebibyte} {
 		t.Run(backing, func(t *testing.T) {
 			c := start(t, Config{})
 			parameters := map[string]string{"backing": backing}
-			source := place(t, c, c.create(t, request("source", bytes, parameters)), oneNode)
+			source := newMounted(t, c, c.create(t, request("source", bytes, parameters)), oneNode)
 			source.show(t)
 			source.write(t, "old")
 			snapshot, err := c.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: source.volume.GetVolumeId()})
@@ -191,13 +191,13 @@ func TestSnapshotsAndClonesAreCopiesThatMayBeLarger(t *testing.T) {
 			cloned.VolumeContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
 				Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: source.volume.GetVolumeId()}}}
 
-			fromSnapshot := place(t, c, c.create(t, restored), oneNode)
+			fromSnapshot := newMounted(t, c, c.create(t, restored), oneNode)
 			fromSnapshot.show(t)
 			fromSnapshot.wantContent(t, "old")
 			if backing != "directory" {
 				fromSnapshot.wantBytes(t, 2*bytes)
 			}
-			clone := place(t, c, c.create(t, cloned), oneNode)
+			clone := newMounted(t, c, c.create(t, cloned), oneNode)
 			clone.show(t)
 			clone.wantContent(t, "new")
 			clone.write(t, "its own")
@@ -212,7 +212,7 @@ func TestMountOptionsAndReadOnlyAreHonoured(t *testing.T) {
 		t.Run(backing, func(t *testing.T) {
 			c := start(t, Config{})
 			noatime := capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER, "noatime")
-			m := place(t, c, c.create(t, request("v", 16*mebibyte, map[string]string{"backing": backing})), noatime)
+			m := newMounted(t, c, c.create(t, request("v", 16*mebibyte, map[string]string{"backing": backing})), noatime)
 			m.publishRequest.Readonly = true
 			m.show(t)
 			table, err := os.ReadFile("/proc/self/mountinfo")
@@ -228,7 +228,7 @@ func TestMountOptionsAndReadOnlyAreHonoured(t *testing.T) {
 			if err := os.WriteFile(filepath.Join(m.target, "file"), nil, 0o600); err == nil {
 				t.Error("a read-only volume can be written")
 			}
-			odd := place(t, c, c.create(t, request("odd", 16*mebibyte, map[string]string{"backing": backing})),
+			odd := newMounted(t, c, c.create(t, request("odd", 16*mebibyte, map[string]string{"backing": backing})),
 				capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER, "frobnicate"))
 			_, err = odd.NodeStageVolume(t.Context(), odd.stageRequest)
 			wantCode(t, err, codes.InvalidArgument, "frobnicate")
@@ -236,10 +236,10 @@ func TestMountOptionsAndReadOnlyAreHonoured(t *testing.T) {
 	}
 }
 
-func TestStageRefusesWhatGotLost(t *testing.T) {
+func TestStageRejectsRequestsWithMissingFields(t *testing.T) {
 	mounttest.NeedRoot(t)
 	c := start(t, Config{Attach: true})
-	m := place(t, c, c.create(t, request("v", mebibyte, map[string]string{"requireStageSecret": "s3cret"})), oneNode)
+	m := newMounted(t, c, c.create(t, request("v", mebibyte, map[string]string{"requireStageSecret": "s3cret"})), oneNode)
 	_, err := m.NodeStageVolume(t.Context(), m.stageRequest)
 	wantCode(t, err, codes.FailedPrecondition, "not attached")
 	attachment, err := c.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{
@@ -261,12 +261,12 @@ func TestStageRefusesWhatGotLost(t *testing.T) {
 	m.show(t)
 }
 
-func TestAFilesystemImageIsOnOneNodeOnly(t *testing.T) {
+func TestFilesystemImageIsStagedOnOnlyOneNode(t *testing.T) {
 	mounttest.NeedRoot(t)
 	dir := t.TempDir()
 	one, two := start(t, Config{StateDir: dir}), start(t, Config{StateDir: dir, NodeID: "node-2"})
 	volume := one.create(t, request("v", 16*mebibyte, map[string]string{"backing": "ext4"}))
-	first, second := place(t, one, volume, oneNode), place(t, two, volume, oneNode)
+	first, second := newMounted(t, one, volume, oneNode), newMounted(t, two, volume, oneNode)
 	first.show(t)
 	_, err := second.NodeStageVolume(t.Context(), second.stageRequest)
 	wantCode(t, err, codes.FailedPrecondition, "node-1")
@@ -274,7 +274,7 @@ func TestAFilesystemImageIsOnOneNodeOnly(t *testing.T) {
 	second.show(t)
 }
 
-func TestBlockVolumesAreOneDeviceForAllNodes(t *testing.T) {
+func TestBlockVolumesShareOneDeviceOnAllNodes(t *testing.T) {
 	mounttest.NeedRoot(t)
 	dir := t.TempDir()
 	one, two := start(t, Config{StateDir: dir}), start(t, Config{StateDir: dir, NodeID: "node-2"})
@@ -283,7 +283,7 @@ func TestBlockVolumesAreOneDeviceForAllNodes(t *testing.T) {
 	wanted := request("v", 4*mebibyte, nil)
 	wanted.VolumeCapabilities = []*csi.VolumeCapability{block}
 	volume := one.create(t, wanted)
-	second, first := place(t, two, volume, block), place(t, one, volume, block)
+	second, first := newMounted(t, two, volume, block), newMounted(t, one, volume, block)
 	first.show(t)
 	second.show(t)
 	if err := os.WriteFile(first.target, []byte("shared"), 0); err != nil {
@@ -319,7 +319,7 @@ func TestMountGroup(t *testing.T) {
 	c := start(t, Config{VolumeMountGroup: true})
 	grouped := capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER)
 	grouped.GetMount().VolumeMountGroup = "4321"
-	m := place(t, c, c.create(t, request("v", mebibyte, nil)), grouped)
+	m := newMounted(t, c, c.create(t, request("v", mebibyte, nil)), grouped)
 	m.show(t)
 	info, err := os.Stat(m.target)
 	if err != nil {

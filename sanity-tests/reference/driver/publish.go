@@ -38,7 +38,7 @@ func (d *Driver) NodePublishVolume(_ context.Context, request *csi.NodePublishVo
 	if err != nil {
 		return nil, err
 	}
-	if err := d.notePublish(volume.ID, request); err != nil {
+	if err := d.recordPublish(volume.ID, request); err != nil {
 		return nil, coded(err, "volume "+volume.Name)
 	}
 	if err := publish(volume, stage, request); err != nil {
@@ -58,9 +58,9 @@ func (d *Driver) checkPublish(volume state.Volume, request *csi.NodePublishVolum
 	return stage, checkSecret(volume, PublishSecretParameter, request.GetSecrets())
 }
 
-// notePublish records the target, unless the volume is published for a single writer elsewhere on
+// recordPublish records the target, unless the volume is published for a single writer elsewhere on
 // this node.
-func (d *Driver) notePublish(id string, request *csi.NodePublishVolumeRequest) error {
+func (d *Driver) recordPublish(id string, request *csi.NodePublishVolumeRequest) error {
 	wanted := state.Publish{
 		AccessMode: request.GetVolumeCapability().GetAccessMode().GetMode().String(),
 		ReadOnly:   request.GetReadonly(),
@@ -137,7 +137,7 @@ func applyMountGroup(stage state.Stage, request *csi.NodePublishVolumeRequest) e
 	if err != nil {
 		return invalidf("volume_mount_group %q is no group id", group)
 	}
-	return host.HandToGroup(stage.Path, id)
+	return host.ChangeGroup(stage.Path, id)
 }
 
 // NodeUnpublishVolume undoes a publish, also of a volume without a record.

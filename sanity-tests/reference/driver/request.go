@@ -60,7 +60,7 @@ func (d *Driver) parseVolume(request *csi.CreateVolumeRequest) (state.Volume, er
 	}
 	for key, value := range request.GetParameters() {
 		if isProvisionerKey(key) {
-			continue // what the provisioner adds is not the class's wish
+			continue // parameters that the provisioner adds, and not the class
 		}
 		if err := checkParameter(key, value); err != nil {
 			return volume, err

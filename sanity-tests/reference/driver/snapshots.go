@@ -79,7 +79,7 @@ func (d *Driver) takeSnapshot(ctx context.Context, snapshot *state.Snapshot) err
 		err = d.copy(ctx, origin{snapshot.Volume, snapshot.Bytes, snapshot.Backing, snapshot.Node, snapshot.Formatted}, path)
 	}
 	if err != nil {
-		return errors.Join(err, d.forgetSnapshot(snapshot.ID))
+		return errors.Join(err, d.removeSnapshot(snapshot.ID))
 	}
 	snapshot.Ready = true
 	return put()
@@ -97,12 +97,12 @@ func (d *Driver) DeleteSnapshot(_ context.Context, request *csi.DeleteSnapshotRe
 	}
 	defer leave()
 	if d.store.Snapshots.Valid(id) {
-		err = d.forgetSnapshot(id)
+		err = d.removeSnapshot(id)
 	}
 	return &csi.DeleteSnapshotResponse{}, coded(err, "snapshot "+id)
 }
 
-func (d *Driver) forgetSnapshot(id string) error {
+func (d *Driver) removeSnapshot(id string) error {
 	if err := os.RemoveAll(d.store.Data(id)); err != nil {
 		return err
 	}

@@ -25,7 +25,7 @@ func call(i *Injector, ctx context.Context, what Call) (worked bool, code codes.
 
 var create = Call{RPC: "CreateVolume", Node: "n1", Subjects: []string{"pvc-1", "tests/claim"}}
 
-func TestRulesCoverWhatTheyName(t *testing.T) {
+func TestRulesMatchCallsByTheirFields(t *testing.T) {
 	for _, test := range []struct {
 		rule Rule
 		want bool
@@ -44,7 +44,7 @@ func TestRulesCoverWhatTheyName(t *testing.T) {
 	}
 }
 
-func TestFailuresBeforeAndAfterTheWork(t *testing.T) {
+func TestFaultsBeforeAndAfterTheWork(t *testing.T) {
 	dir := t.TempDir()
 	injector := NewInjector(dir)
 	if worked, code := call(injector, t.Context(), create); !worked || code != codes.OK {
@@ -60,7 +60,7 @@ func TestFailuresBeforeAndAfterTheWork(t *testing.T) {
 	}
 }
 
-func TestTimesRunOutAndStartAnew(t *testing.T) {
+func TestTimesOfARuleAreCountedPerFile(t *testing.T) {
 	dir := t.TempDir()
 	injector := NewInjector(dir)
 	rule := Rule{RPC: "CreateVolume", Code: "Internal", Times: 2}
@@ -82,14 +82,14 @@ func TestTimesRunOutAndStartAnew(t *testing.T) {
 	}
 }
 
-func TestHangingEndsWithTheCallerOrTheRule(t *testing.T) {
+func TestHangEndsWithTheCallOrTheRule(t *testing.T) {
 	dir := t.TempDir()
 	injector := NewInjector(dir)
 	write(t, dir, Switches{Rules: []Rule{{RPC: "CreateVolume", Hang: true}}})
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	if worked, code := call(injector, ctx, create); worked || code != codes.DeadlineExceeded {
-		t.Errorf("caller gave up: worked %v, %v", worked, code)
+		t.Errorf("after cancellation: worked %v, %v", worked, code)
 	}
 	answered := make(chan codes.Code)
 	go func() {
@@ -105,14 +105,14 @@ func TestHangingEndsWithTheCallerOrTheRule(t *testing.T) {
 	select {
 	case code := <-answered:
 		if code != codes.OK {
-			t.Errorf("released with %v", code)
+			t.Errorf("ended with %v", code)
 		}
 	case <-time.After(30 * time.Second):
 		t.Error("still hangs without a rule")
 	}
 }
 
-func TestMistakesInTheFileAreTold(t *testing.T) {
+func TestInvalidRulesAreReported(t *testing.T) {
 	dir := t.TempDir()
 	injector := NewInjector(dir)
 	write(t, dir, Switches{Rules: []Rule{{RPC: "CreateVolume", Code: "BUSY"}}})

@@ -46,7 +46,7 @@ func (i *Injector) Around(ctx context.Context, call Call, work func() (any, erro
 		return work()
 	}
 	if rule.When != "after" {
-		if err := i.suffer(ctx, rule, call); err != nil {
+		if err := i.inject(ctx, rule, call); err != nil {
 			return nil, err
 		}
 		return work()
@@ -55,7 +55,7 @@ func (i *Injector) Around(ctx context.Context, call Call, work func() (any, erro
 	if err != nil {
 		return answer, err
 	}
-	if err := i.suffer(ctx, rule, call); err != nil {
+	if err := i.inject(ctx, rule, call); err != nil {
 		return nil, err
 	}
 	return answer, nil
@@ -84,7 +84,7 @@ func (i *Injector) take(call Call) (Rule, bool, error) {
 	return Rule{}, false, nil
 }
 
-func (i *Injector) suffer(ctx context.Context, rule Rule, call Call) error {
+func (i *Injector) inject(ctx context.Context, rule Rule, call Call) error {
 	if rule.Delay != "" {
 		delay, err := time.ParseDuration(rule.Delay)
 		if err != nil {
@@ -94,7 +94,7 @@ func (i *Injector) suffer(ctx context.Context, rule Rule, call Call) error {
 			return err
 		}
 	}
-	for rule.Hang && i.present(rule) {
+	for rule.Hang && i.isActive(rule) {
 		if err := wait(ctx, recheck); err != nil {
 			return err
 		}
@@ -113,7 +113,7 @@ func (i *Injector) suffer(ctx context.Context, rule Rule, call Call) error {
 	return status.Error(code, message)
 }
 
-func (i *Injector) present(rule Rule) bool {
+func (i *Injector) isActive(rule Rule) bool {
 	switches, err := Read(i.stateDir)
 	return err == nil && slices.Contains(switches.Rules, rule)
 }

@@ -1,6 +1,6 @@
-// Package faults makes the reference driver misbehave on demand. A file in the
-// state directory says how; it is read again for every call, so a test
-// switches faults by writing it. The package needs nothing of CSI.
+// Package faults makes the reference driver misbehave on demand. A file in the state directory says
+// how; it is read again for every call, so a test changes faults by writing it. The package does
+// not depend on CSI.
 //
 // Example:
 //

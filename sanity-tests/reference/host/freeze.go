@@ -21,10 +21,10 @@ const (
 // another process can thaw it if this one is killed.
 const frozenMark = ".frozen"
 
-// CopyStill copies an image file as of one moment: a filesystem that is mounted from it, on any
+// CopyPointInTime copies an image file as of one point in time: a filesystem that is mounted from it, on any
 // node, is frozen until the copy is complete. The copy has what a disk has after a power failure,
 // which a database must survive.
-func CopyStill(ctx context.Context, image, filesystem, target string) error {
+func CopyPointInTime(ctx context.Context, image, filesystem, target string) error {
 	device, err := FindLoop(image)
 	if err != nil {
 		return err

@@ -101,9 +101,9 @@ func copyWhole(ctx context.Context, source, target string) error {
 	return nil
 }
 
-// HandToGroup changes the group of everything below root, as kubelet does for drivers without
+// ChangeGroup changes the group of everything below root, as kubelet does for drivers without
 // VOLUME_MOUNT_GROUP.
-func HandToGroup(root string, group int) error {
+func ChangeGroup(root string, group int) error {
 	return walkOwn(root, func(path string, info fs.FileInfo) error {
 		if err := os.Lchown(path, -1, group); err != nil {
 			return err

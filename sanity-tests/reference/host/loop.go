@@ -37,7 +37,7 @@ func AttachLoop(image string) (string, error) {
 		device := "/dev/loop" + strconv.Itoa(number)
 		err = configureLoop(device, file, image)
 		if errors.Is(err, unix.EBUSY) {
-			continue // somebody else took this one between the two calls
+			continue // another process has used this one between the two calls
 		}
 		if err != nil {
 			return "", fmt.Errorf("set up %s for %s: %w", device, image, err)

@@ -19,9 +19,9 @@ import (
 type Registration struct {
 	// Driver is the CSI driver's name.
 	Driver string
-	// Endpoint is the path of the CSI socket as kubelet sees it.
+	// Endpoint is the path of the CSI socket in kubelet's file system.
 	Endpoint string
-	// Dir is kubelet's plugins_registry as this process sees it.
+	// Dir is the path of kubelet's plugins_registry in the file system of this process.
 	Dir string
 }
 

@@ -32,7 +32,7 @@ func kubelet(t *testing.T) (registerapi.RegistrationClient, string, context.Canc
 	return registerapi.NewRegistrationClient(connection), socket, stop, ended
 }
 
-func TestKubeletLearnsTheDriver(t *testing.T) {
+func TestKubeletRegistersTheDriver(t *testing.T) {
 	client, socket, stop, ended := kubelet(t)
 	info, err := client.GetInfo(t.Context(), &registerapi.InfoRequest{})
 	if err != nil || info.GetType() != "CSIPlugin" || info.GetName() != "a.storage.test" || info.GetEndpoint() != "/plugins/a/csi.sock" {
@@ -46,11 +46,11 @@ func TestKubeletLearnsTheDriver(t *testing.T) {
 		t.Error(err)
 	}
 	if _, err := os.Stat(socket); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the socket stays: %v", err)
+		t.Errorf("the socket was not removed: %v", err)
 	}
 }
 
-func TestARefusalEndsTheProcess(t *testing.T) {
+func TestRefusedRegistrationEndsServe(t *testing.T) {
 	client, _, stop, ended := kubelet(t)
 	defer stop()
 	if _, err := client.NotifyRegistrationStatus(t.Context(), &registerapi.RegistrationStatus{Error: "no such luck"}); err != nil {

@@ -75,7 +75,7 @@ func TestSanity(t *testing.T) {
 	for _, setup := range setups {
 		t.Run(setup.name, func(t *testing.T) {
 			passed, skipped := counts[setup.name][types.SpecStatePassed], counts[setup.name][types.SpecStateSkipped]
-			t.Logf("%d specs passed, %d are about what is not advertised", passed, skipped)
+			t.Logf("%d specs passed, %d need capabilities that are not advertised", passed, skipped)
 			for state, count := range counts[setup.name] {
 				if state.Is(types.SpecStateFailureStates) {
 					t.Errorf("%d specs %s", count, state)

@@ -17,7 +17,7 @@ func open(t *testing.T, dir string) *Store {
 	return store
 }
 
-func TestIDsAreStableAndFitIntoFileNames(t *testing.T) {
+func TestIDsAreStableAndValidAsFileNames(t *testing.T) {
 	store := open(t, t.TempDir())
 	name := strings.Repeat("Ü/../", 30)
 	id := store.Volumes.ID(name)
@@ -31,7 +31,7 @@ func TestIDsAreStableAndFitIntoFileNames(t *testing.T) {
 	}
 }
 
-func TestAnotherProcessSeesTheSameRecords(t *testing.T) {
+func TestProcessesShareTheirRecords(t *testing.T) {
 	dir := t.TempDir()
 	first, second := open(t, dir), open(t, dir)
 	for _, name := range []string{"b", "a", "c"} {
@@ -49,7 +49,7 @@ func TestAnotherProcessSeesTheSameRecords(t *testing.T) {
 	}
 }
 
-func TestChangesOfManyProcessesAreNotLost(t *testing.T) {
+func TestConcurrentChangesAreNotLost(t *testing.T) {
 	dir := t.TempDir()
 	store := open(t, dir)
 	id := store.Volumes.ID("counter")
@@ -74,7 +74,7 @@ func TestChangesOfManyProcessesAreNotLost(t *testing.T) {
 	}
 }
 
-func TestARefusedChangeWritesNothing(t *testing.T) {
+func TestFailedChangeWritesNothing(t *testing.T) {
 	store := open(t, t.TempDir())
 	id := store.Volumes.ID("v")
 	if err := store.Volumes.Put(id, Volume{ID: id, Bytes: 1}); err != nil {

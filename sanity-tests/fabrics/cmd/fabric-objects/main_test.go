@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func TestMistakesAreNamed(t *testing.T) {
+func TestInvalidArgumentsAreReported(t *testing.T) {
 	for line, want := range map[string]string{
 		"":                                     "a fabric and a verb",
 		"liqo":                                 "a fabric and a verb",

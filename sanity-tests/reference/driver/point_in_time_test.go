@@ -52,27 +52,28 @@ func numberIn(t *testing.T, path string) int {
 	return number
 }
 
-// apart creates the two files, with enough data between them on the disk that a copy reads them at
+// writeDistantFiles creates the two files, with enough data between them on the disk that a copy reads them at
 // different times.
-func apart(folder string) error {
+func writeDistantFiles(folder string) error {
 	return errors.Join(
 		writeDurably(filepath.Join(folder, "first"), "00000000"),
 		writeDurably(filepath.Join(folder, "between"), strings.Repeat("-", 200<<20)),
 		writeDurably(filepath.Join(folder, "second"), "00000000"))
 }
 
-// A copy of a volume in use is of one moment: it has no later write without all earlier ones.
-func TestCopiesAreOfOneMoment(t *testing.T) {
+// A copy of a volume in use is of one point in time: it has no later write without all earlier
+// ones.
+func TestCopiesAreOfOnePointInTime(t *testing.T) {
 	mounttest.NeedRoot(t)
 	const bytes = 320 * mebibyte
 	for filesystem := range imageSizes {
 		t.Run(filesystem, func(t *testing.T) {
 			c := start(t, Config{})
 			backing := map[string]string{"backing": filesystem}
-			m := place(t, c, c.create(t, request("v", bytes, backing)), oneNode)
+			m := newMounted(t, c, c.create(t, request("v", bytes, backing)), oneNode)
 			m.show(t)
 			stop, ended := make(chan struct{}), make(chan error, 1)
-			if err := apart(m.target); err != nil {
+			if err := writeDistantFiles(m.target); err != nil {
 				t.Fatal(err)
 			}
 			go func() { ended <- writeInTurn(m.target, stop) }()
@@ -80,7 +81,7 @@ func TestCopiesAreOfOneMoment(t *testing.T) {
 				clone := request("clone-"+strconv.Itoa(number), bytes, backing)
 				clone.VolumeContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
 					Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: m.volume.GetVolumeId()}}}
-				copied := place(t, c, c.create(t, clone), oneNode)
+				copied := newMounted(t, c, c.create(t, clone), oneNode)
 				copied.show(t)
 				first, second := numberIn(t, filepath.Join(copied.target, "first")), numberIn(t, filepath.Join(copied.target, "second"))
 				if first != second && first != second+1 {
