@@ -3,14 +3,10 @@
 //! a reader never waits for a writer.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     io::{self, Read, Write},
     net::{Shutdown, TcpListener, TcpStream},
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicUsize, Ordering},
-        mpsc,
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc},
     thread,
     time::{Duration, Instant},
 };
@@ -31,7 +27,7 @@ pub(crate) const PING: Duration = Duration::from_secs(10);
 const SILENCE: Duration = Duration::from_secs(30);
 /// How long a handshake may take.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// Concurrent handshakes; more have to wait, because they are not the peer's.
+/// Concurrent handshakes. One more ends the oldest one, which is not the peer's: all of a session's are fewer and short.
 const HANDSHAKES: usize = 32;
 /// Maximum number of lanes for data.
 pub const MAX_DATA_LANES: u32 = 16;
@@ -187,7 +183,29 @@ pub struct Acceptor {
     /// Completed handshakes.
     done: mpsc::Sender<Accepted>,
     waiting: Mutex<PendingSession>,
-    handshakes: Arc<AtomicUsize>,
+    handshakes: Arc<Mutex<Handshakes>>,
+}
+
+/// The connections whose handshakes are not complete, oldest first.
+#[derive(Default)]
+struct Handshakes {
+    started: u64,
+    running: VecDeque<(u64, TcpStream)>,
+}
+
+impl Handshakes {
+    /// Adds a connection, and ends the oldest one if there are too many; returns its number.
+    fn add(&mut self, socket: TcpStream) -> u64 {
+        if self.running.len() >= HANDSHAKES
+            && let Some((_, oldest)) = self.running.pop_front()
+        {
+            // Its thread ends then. It may be closed already, which has the same effect.
+            let _ = oldest.shutdown(Shutdown::Both);
+        }
+        self.started += 1;
+        self.running.push_back((self.started, socket));
+        self.started
+    }
 }
 
 /// Lanes that have arrived, until all lanes of their session have.
@@ -232,12 +250,10 @@ impl Acceptor {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         let PendingSession { accepted, lanes } = &mut *waiting;
         while Instant::now() < until {
-            if self.handshakes.load(Ordering::Relaxed) < HANDSHAKES {
-                match self.listener.accept() {
-                    Ok((socket, _)) => self.start_handshake(socket),
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                    Err(error) => return Err(Error::Cut(error)),
-                }
+            match self.listener.accept() {
+                Ok((socket, _)) => self.start_handshake(socket)?,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(Error::Cut(error)),
             }
             let Ok(lane) = accepted.recv_timeout(Duration::from_millis(5)) else {
                 continue;
@@ -258,18 +274,25 @@ impl Acceptor {
     }
 
     /// Does the handshake in its own thread: one that hangs does not block others.
-    fn start_handshake(&self, socket: TcpStream) {
+    fn start_handshake(&self, socket: TcpStream) -> Result<(), Error> {
         let (config, id) = (Arc::clone(&self.config), self.id.clone());
-        let (done, running) = (self.done.clone(), Arc::clone(&self.handshakes));
-        running.fetch_add(1, Ordering::Relaxed);
+        let (done, handshakes) = (self.done.clone(), Arc::clone(&self.handshakes));
+        let number = lock(&handshakes).add(socket.try_clone().map_err(Error::Cut)?);
         thread::spawn(move || {
+            let lane = accept_lane(socket, config, &id);
+            lock(&handshakes).running.retain(|(other, _)| *other != number);
             // A refused peer was informed; other peers may dial.
-            if let Ok(lane) = accept_lane(socket, config, &id) {
+            if let Ok(lane) = lane {
                 let _ = done.send(lane);
             }
-            running.fetch_sub(1, Ordering::Relaxed);
         });
+        Ok(())
     }
+}
+
+/// No code panics under this lock, so a poisoned one is still consistent.
+fn lock(handshakes: &Mutex<Handshakes>) -> MutexGuard<'_, Handshakes> {
+    handshakes.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn accept_lane(socket: TcpStream, config: Arc<ServerConfig>, id: &MoveId) -> Result<Accepted, Error> {

@@ -779,6 +779,23 @@ fn slow_connections_still_form_a_session() {
     dialled.join().unwrap().unwrap();
 }
 
+/// The port of a mover can be reached by others.
+#[test]
+fn connections_that_stay_silent_do_not_keep_the_peer_out() {
+    let (acceptor, address) = acceptor();
+    let silent = || std::net::TcpStream::connect(address).unwrap();
+    let silent: Vec<_> = (0..40).map(|_| silent()).collect();
+    assert!(acceptor.accept(Duration::from_secs(1)).unwrap().is_none());
+    let dialled = thread::spawn(move || {
+        let dial = || std::net::TcpStream::connect(address);
+        mover::lanes::connect(&id(), &common::identities().0, 4, dial).map(|_| ())
+    });
+    let lanes = acceptor.accept(Duration::from_secs(5)).unwrap();
+    assert!(lanes.is_some(), "they keep the peer out");
+    dialled.join().unwrap().unwrap();
+    drop(silent);
+}
+
 #[test]
 fn memory_stays_bounded_whatever_the_tree_looks_like() {
     let pair = Pair::new();

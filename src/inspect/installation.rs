@@ -51,6 +51,8 @@ pub(crate) struct Installation {
     pub(super) storage_pods: Listing<Pod>,
     /// Events about failed mounts and attachments.
     pub(super) failures: Listing<Event>,
+    /// Events about PVs in remote clusters that nothing releases.
+    pub(super) orphaned_volumes: Listing<Event>,
     pub(super) snapshots: Snapshots,
     /// Offloaded namespaces, and the fabric.
     pub(super) offloading: Offloading,
@@ -89,6 +91,8 @@ impl Installation {
             attributes_classes(cluster),
             missing_rights(cluster, &setup),
         );
+        let orphaned = Some("involvedObject.kind=RemoteCluster,reason=OrphanedVolume");
+        let orphaned_volumes = Listing::ask(&cluster.all::<Event>(), None, orphaned).await;
         let snapshots = Snapshots::read(cluster, &Scope::All, &storage.namespace, storage.home.clone()).await;
         let offloading = Box::pin(Offloading::read(cluster)).await;
         Self {
@@ -106,6 +110,7 @@ impl Installation {
             pods,
             storage_pods,
             failures,
+            orphaned_volumes,
             snapshots,
             offloading,
             missing_rights,
@@ -136,6 +141,10 @@ impl Installation {
             ("the state of the pods of the driver", self.pods.refusal()),
             ("whether pods use twins", self.storage_pods.refusal()),
             ("which mounts failed", self.failures.refusal()),
+            (
+                "which volumes in remote clusters nothing releases",
+                self.orphaned_volumes.refusal(),
+            ),
         ];
         unknown.extend(
             refusals

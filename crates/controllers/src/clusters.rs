@@ -262,7 +262,9 @@ impl Reconciler<'_> {
     /// records those of its clusters, because no two may be the same.
     async fn record_uid(&self, object: &RemoteCluster, report: &ClusterReport) -> Result<(), ApiError> {
         let is_known = object.spec.fabric.is_some() || object.cluster_uid().is_some();
-        let Some(uid) = report.uid.as_ref().filter(|_| !is_known) else {
+        // The registry may still have the connection of a deleted RemoteCluster of this name.
+        let is_of_another = report.object_uid.is_some() && report.object_uid != object.uid();
+        let Some(uid) = report.uid.as_ref().filter(|_| !is_known && !is_of_another) else {
             return Ok(());
         };
         let patch = json!({

@@ -29,6 +29,15 @@ use crate::{
 /// The shortest time between two reports of [`node_refusal`].
 const EACH_REFUSAL: SignedDuration = SignedDuration::from_mins(1);
 
+/// Whether the view of the claim shows this condition.
+pub(super) fn has_condition(seen: &Claim, wanted: &TwinCondition<'_>) -> bool {
+    let message = &cut(wanted.message, LONGEST_MESSAGE);
+    let written = TwinCondition { message, ..*wanted };
+    seen.twin_condition
+        .as_ref()
+        .is_some_and(|current| current.equals(&written))
+}
+
 /// Sets the condition of the claim if it differs. Conditions of other components stay: the API server
 /// merges them by their type.
 pub(super) async fn condition(
@@ -37,15 +46,14 @@ pub(super) async fn condition(
     mark: &ClaimMark,
     wanted: &TwinCondition<'_>,
 ) -> Result<(), ApiError> {
-    let before = seen.twin_condition.as_ref();
-    // Parts of it may be from a remote cluster.
-    let message = &cut(wanted.message, LONGEST_MESSAGE);
-    let wanted = &TwinCondition { message, ..*wanted };
-    if before.is_some_and(|current| current.equals(wanted)) {
+    if has_condition(seen, wanted) {
         return Ok(());
     }
+    let before = seen.twin_condition.as_ref();
+    // Parts of it may be from a remote cluster.
+    let message = cut(wanted.message, LONGEST_MESSAGE);
     let mut condition = json!({
-        "type": TWIN_READY, "status": wanted.status, "reason": wanted.reason, "message": wanted.message,
+        "type": TWIN_READY, "status": wanted.status, "reason": wanted.reason, "message": message,
     });
     if !before.is_some_and(|current| current.has_status_of(wanted)) {
         condition["lastTransitionTime"] = json!(Time(jiff::Timestamp::now()));

@@ -1,6 +1,8 @@
 //! Finds orphaned twins, and carries out what [`crate::placement::orphans`] decides: after a grace period
 //! it deletes or reports them.
 
+mod left;
+
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
     sync::Arc,
@@ -11,6 +13,7 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
 use tokio::{sync::watch, time::Instant};
 
+use self::left::LeftVolumes;
 use super::{
     Metrics, Reports, Settings,
     recovery::{RealVolumes, STEPS},
@@ -64,6 +67,7 @@ pub(super) struct Orphans<'a> {
     cluster: ClusterId,
     /// Since when a twin, by its uid, is in its state.
     since: HashMap<String, (OrphanState, Instant)>,
+    left: LeftVolumes,
 }
 
 impl<'a> Orphans<'a> {
@@ -85,6 +89,7 @@ impl<'a> Orphans<'a> {
             metrics,
             cluster,
             since: HashMap::new(),
+            left: LeftVolumes::unknown(),
         }
     }
 
@@ -375,6 +380,10 @@ impl Rounds for Orphans<'_> {
                     *reported.entry(state).or_default() += 1;
                 }
             }
+        }
+        match self.report_left_volumes(&cluster).await {
+            Ok(count) => *reported.entry(OrphanState::LeftByMove).or_default() += count,
+            Err(error) => outcome = outcome.and(Err(error)),
         }
         for state in OrphanState::REPORTED {
             let count = reported.get(&state).copied().unwrap_or_default();

@@ -130,6 +130,11 @@ impl<'a> Places<'a> {
         let Some(this) = clusters.iter().find(|it| it.name_any() == id.as_str()) else {
             return Ok(None);
         };
+        if remote.object_uid.is_some() && remote.object_uid != this.uid() {
+            return Err(format!(
+                "the RemoteCluster {id} was created again, and the connection is still that of the one before"
+            ));
+        }
         match before(this) {
             Some(before) if before != *uid => return Err(remote.another_cluster(uid)),
             Some(_) => {}
@@ -283,6 +288,25 @@ mod tests {
         assert_eq!(*uid, there.object(NAMESPACE).unwrap()["metadata"]["uid"]);
         home.remove(&path("milan"));
         assert_eq!(reach_both(&home, &there).await[1], Ok(()));
+    }
+
+    #[tokio::test]
+    async fn the_connection_of_a_deleted_remote_cluster_is_not_used_for_its_successor() {
+        let (home, there) = two_ids().await;
+        let uid = home.object(&path("milan")).unwrap()["metadata"]["uid"].clone();
+        for (declared_by, is_used) in [("deleted", false), (uid.as_str().unwrap(), true)] {
+            let declared = Declared {
+                object_uid: Some(declared_by.to_owned()),
+                ..Declared::plain("milan")
+            };
+            let cluster = home.cluster_unwatched().await;
+            let registry = Registry::fixed([(declared, Link::up(&there, Rights::ALL).await)]);
+            let places = Places::new(&cluster, &registry);
+            let reached = places.reach(&"milan".parse().unwrap()).await;
+            assert_eq!(reached.is_ok(), is_used, "{:?}", reached.err());
+            let recorded = &home.object(&path("milan")).unwrap()["status"]["virtualNode"]["clusterUid"];
+            assert_eq!(recorded.is_string(), is_used);
+        }
     }
 
     #[tokio::test]

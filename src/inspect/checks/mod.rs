@@ -109,6 +109,7 @@ pub(crate) const ALL: &[Check] = &[
     volumes::stray_attachments,
     volumes::attach_errors,
     volumes::failed_mounts,
+    volumes::left_there,
     offloading::carried_out,
     offloading::liqo_installed,
     offloading::defined,

@@ -227,6 +227,26 @@ pub(super) fn failed_mounts(installation: &Installation) -> Vec<Finding> {
         .collect()
 }
 
+/// PVs in remote clusters that nothing releases, as the controller has reported them within the last hour.
+pub(super) fn left_there(installation: &Installation) -> Vec<Finding> {
+    let mut newest = BTreeMap::<&str, &Event>::new();
+    for event in &installation.orphaned_volumes {
+        let cluster = event.involved_object.name.as_deref().unwrap_or_default();
+        let known = newest.entry(cluster).or_insert(event);
+        if events::time(event) > events::time(known) {
+            *known = event;
+        }
+    }
+    let finding = |(cluster, event): (&str, &Event)| {
+        Finding::warning(
+            format!("RemoteCluster {cluster}"),
+            event.message.clone().unwrap_or_default(),
+            "There, their annotation storage.liqo.io/data-of names the volume, and spec.claimRef the claim.",
+        )
+    };
+    newest.into_iter().map(finding).collect()
+}
+
 fn ago(installation: &Installation, event: &Event) -> String {
     let age = events::time(event).map(|time| installation.now.duration_since(time).as_mins());
     match age {

@@ -17,6 +17,7 @@ mod owners;
 mod pages;
 mod recent;
 mod rights;
+mod services;
 pub mod slim;
 pub mod snapshots;
 mod static_volumes;
@@ -68,6 +69,7 @@ pub use self::{
 };
 use self::{
     recent::Recent,
+    services::ServiceAddresses,
     view::{Slim, View},
     warnings::Warnings,
 };
@@ -122,6 +124,7 @@ struct RecentLists {
     warnings: Recent<Warnings>,
     snapshot_classes: Recent<Result<Vec<SnapshotClass>, ApiError>>,
     static_volumes: Recent<Result<Vec<StaticVolume>, ApiError>>,
+    service_addresses: Recent<ServiceAddresses>,
 }
 
 impl Cluster {

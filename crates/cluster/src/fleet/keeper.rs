@@ -9,7 +9,7 @@ use std::{
 
 use futures::future::select_all;
 use k8s_openapi::{ByteString, api::core::v1::Secret};
-use kube::{Api, Client, runtime::watcher};
+use kube::{Api, Client, ResourceExt, runtime::watcher};
 use secrecy::ExposeSecret;
 use tokio::{sync::watch, time};
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -110,6 +110,9 @@ struct Keeper {
 
 /// A link, and its inputs.
 struct OpenLink {
+    /// The uid of the `RemoteCluster` that declares the cluster, if one does: what was read for another one is not
+    /// recorded in it.
+    object_uid: Option<String>,
     access: Result<Access, NoAccess>,
     facts: Option<Arc<AccessFacts>>,
     link: watch::Receiver<Link>,
@@ -182,10 +185,12 @@ impl Keeper {
             let access = self.refuse_after_timeout(&one.declared.id, access);
             let id = &one.declared.id;
             let as_before = |held: &OpenLink| {
-                held.access == access && held.facts.as_ref().map(|it| &it.seed) == seed.as_ref()
+                held.access == access
+                    && held.facts.as_ref().map(|it| &it.seed) == seed.as_ref()
+                    && held.object_uid == one.declared.object_uid
             };
             if !self.links.get(id).is_some_and(as_before) {
-                let held = self.link(id, access, seed);
+                let held = self.link(&one.declared, access, seed);
                 self.links.insert(id.clone(), held);
                 changed = true;
             }
@@ -194,11 +199,7 @@ impl Keeper {
         let declared: Vec<_> = declared
             .into_iter()
             .map(|(one, _)| with_settings(one, &mut adjustments, is_unread))
-            .map(|(declared, closed)| {
-                let object = self.context.remote_clusters.get(declared.id.as_str());
-                let uid = object.and_then(|it| it.cluster_uid().map(str::to_owned));
-                (Declared { uid, ..declared }, closed)
-            })
+            .map(|(declared, closed)| (self.with_uids(declared), closed))
             .collect();
         if changed || news || declared != self.declared {
             let remotes = declared.iter().filter_map(|(declared, closed)| {
@@ -213,6 +214,19 @@ impl Keeper {
             });
             self.registry.replace(remotes.collect(), unread);
             self.declared = declared;
+        }
+    }
+
+    /// A discovered cluster with the uids in its `RemoteCluster`; those of another one were read with its declaration.
+    fn with_uids(&self, declared: Declared) -> Declared {
+        let object = self.context.remote_clusters.get(declared.id.as_str());
+        match object.filter(|_| declared.fabric.is_some()) {
+            Some(object) => Declared {
+                uid: object.cluster_uid().map(str::to_owned),
+                object_uid: object.uid(),
+                ..declared
+            },
+            None => declared,
         }
     }
 
@@ -258,7 +272,8 @@ impl Keeper {
         Ok((access, seed))
     }
 
-    fn link(&self, id: &ClusterId, access: Result<Access, NoAccess>, seed: Option<String>) -> OpenLink {
+    fn link(&self, declared: &Declared, access: Result<Access, NoAccess>, seed: Option<String>) -> OpenLink {
+        let id = &declared.id;
         let link = match &access {
             Ok(access) => {
                 let stop = CancellationToken::new();
@@ -296,6 +311,7 @@ impl Keeper {
             })
         });
         OpenLink {
+            object_uid: declared.object_uid.clone(),
             access,
             facts,
             link: link.0,
@@ -532,13 +548,64 @@ mod tests {
         .to_string()
     }
 
+    const OBJECT: &str = "/apis/storage.liqo.io/v1alpha1/remoteclusters/milan";
+    const SEED: &str = "/api/v1/namespaces/ours/secrets/remote-milan";
+
+    /// What was read over the connection of a deleted `RemoteCluster` may be of another cluster.
     #[tokio::test]
-    async fn a_renewed_token_is_used_until_the_kubeconfig_changes() {
-        const SEED: &str = "/api/v1/namespaces/ours/secrets/remote-milan";
+    async fn a_remote_cluster_that_is_created_again_gets_another_connection() {
         let api = FakeApi::start().await;
         api.put("/apis", json!({"groups": [{"name": NATIVE, "versions": []}]}));
         api.put(
-            "/apis/storage.liqo.io/v1alpha1/remoteclusters/milan",
+            OBJECT,
+            json!({
+                "metadata": {"uid": "first"},
+                "spec": {"kubeconfigSecretRef": {"name": "remote-milan"}, "fabric": {}},
+            }),
+        );
+        let text = kubeconfig("a", 1000);
+        api.put(
+            SEED,
+            json!({"data": {"kubeconfig": ByteString(text.as_bytes().to_vec())}}),
+        );
+        let (registry, home) = (Registry::default(), api.cluster().await);
+        let keeping = tokio::spawn(keep(registry.clone(), home, settings()));
+        let declared_by = async |uid: &str| {
+            let mut changes = registry.changes();
+            let wait = async {
+                loop {
+                    let remote = registry.get(&"milan".parse().unwrap()).ok();
+                    let is_it =
+                        |it: &Arc<Remote>| it.object_uid.as_deref() == Some(uid) && it.access.is_some();
+                    if let Some(remote) = remote.filter(is_it) {
+                        return remote;
+                    }
+                    changes.changed().await.unwrap();
+                }
+            };
+            time::timeout(Duration::from_secs(20), wait).await.unwrap()
+        };
+        let first = declared_by("first").await;
+        api.change(OBJECT, |object| object["metadata"]["uid"] = json!("second"));
+        let second = declared_by("second").await;
+        assert!(!first.link.same_channel(&second.link));
+        keeping.abort();
+    }
+
+    fn settings() -> Settings {
+        Settings {
+            namespace: "ours".into(),
+            allow_proxy: false,
+            liqo_tenants: BTreeSet::new(),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_renewed_token_is_used_until_the_kubeconfig_changes() {
+        let api = FakeApi::start().await;
+        api.put("/apis", json!({"groups": [{"name": NATIVE, "versions": []}]}));
+        api.put(
+            OBJECT,
             json!({
                 "spec": {"kubeconfigSecretRef": {"name": "remote-milan"}, "fabric": {}},
                 "status": {"virtualNode": {"clusterUid": "recorded"}},
@@ -548,12 +615,7 @@ mod tests {
         let written = kubeconfig("a", 1000);
         api.put(SEED, json!({"data": of(&written)}));
         let (registry, home) = (Registry::default(), api.cluster().await);
-        let settings = Settings {
-            namespace: "ours".into(),
-            allow_proxy: false,
-            liqo_tenants: BTreeSet::new(),
-        };
-        let keeping = tokio::spawn(keep(registry.clone(), home, settings));
+        let keeping = tokio::spawn(keep(registry.clone(), home, settings()));
         let id: ClusterId = "milan".parse().unwrap();
         let until = async |expires: i64| {
             let mut changes = registry.changes();

@@ -128,6 +128,7 @@ fn declaration(member: &Member, allowed: Allowed) -> Option<ClusterDeclaration> 
             protect: true,
             shadow_pods_of: None,
             uid: None,
+            object_uid: None,
         },
         leaving: false,
         credentials,

@@ -305,6 +305,7 @@ fn declaration(node: &VirtualNode, mapping: BTreeMap<String, Mapped>) -> Option<
             protect: true,
             shadow_pods_of: node.home.clone(),
             uid: None,
+            object_uid: None,
         },
         leaving: false,
         credentials,

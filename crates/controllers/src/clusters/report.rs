@@ -47,6 +47,8 @@ pub(super) struct ClusterReport {
     pub(super) credentials: Option<CredentialsStatus>,
     /// The uid of the cluster, if the driver may read it.
     pub(super) uid: Option<String>,
+    /// The uid of the `RemoteCluster` whose kubeconfig led there, if one did.
+    pub(super) object_uid: Option<String>,
 }
 
 /// The state of the connection.
@@ -100,6 +102,7 @@ fn connection(remote: &Remote, nodes: Vec<String>) -> ClusterReport {
         limits: Vec::new(),
         credentials: remote.access().map(credentials),
         uid: None,
+        object_uid: remote.object_uid.clone(),
     };
     match remote.link() {
         Link::Connecting(why) => report.message = why,

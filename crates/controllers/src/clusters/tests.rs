@@ -143,6 +143,23 @@ async fn the_uid_of_a_cluster_without_the_fabric_is_recorded_once() {
     assert!(status(&api)["virtualNode"]["clusterUid"].is_null());
 }
 
+/// The `RemoteCluster` was deleted and created again, and the old cluster still answers.
+#[tokio::test]
+async fn the_uid_behind_the_connection_of_a_deleted_remote_cluster_is_not_recorded() {
+    let (api, there) = (world().await, FakeApi::start().await);
+    there.put(SYSTEM, json!({"metadata": {"uid": "before"}}));
+    let uid = api.object(OBJECT).unwrap()["metadata"]["uid"].clone();
+    let uid = uid.as_str().unwrap();
+    for (declared_by, recorded) in [("deleted", Value::Null), (uid, json!("before"))] {
+        let declared = Declared {
+            object_uid: Some(declared_by.to_owned()),
+            ..Declared::plain("milan")
+        };
+        round(&api, &Registry::fixed([(declared, up(&there).await)])).await;
+        assert_eq!(status(&api)["virtualNode"]["clusterUid"], recorded);
+    }
+}
+
 #[tokio::test]
 async fn another_cluster_than_the_recorded_one_is_refused() {
     let (api, there) = (world().await, FakeApi::start().await);

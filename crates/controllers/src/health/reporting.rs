@@ -22,12 +22,7 @@ impl Health<'_> {
         let (Some(claim), Some(mark)) = (&volume_status.claim, &volume_status.volume.claim) else {
             return Ok(());
         };
-        let wanted = TwinCondition {
-            status: volume_status.diagnosis.condition_status(),
-            reason: volume_status.diagnosis.name(),
-            message: note,
-        };
-        mirror::condition(self.home, claim, mark, &wanted).await
+        mirror::condition(self.home, claim, mark, &condition(volume_status, note)).await
     }
 
     /// Sets the condition of the claim of a healthy volume.
@@ -36,15 +31,10 @@ impl Health<'_> {
         volume_status: &VolumeStatus,
         earlier_data: Option<&str>,
     ) -> Result<(), ApiError> {
-        let Ok(site) = &volume_status.site else {
-            return Ok(());
-        };
-        let note = match (&volume_status.misplaced, earlier_data) {
-            (Some(why), _) => format!("it is bound, and {why}"),
-            (None, Some(note)) => note.to_owned(),
-            (None, None) => format!("{} is bound", describe_twin(site)),
-        };
-        self.update_condition(volume_status, &note).await
+        match bound_message(volume_status, earlier_data) {
+            Some(message) => self.update_condition(volume_status, &message).await,
+            None => Ok(()),
+        }
     }
 
     /// Emits an event that pods do not find the twin of a healthy volume; or that the volume is healthy again, if it was
@@ -60,4 +50,33 @@ impl Health<'_> {
             self.reports.recovered(claim, "TwinRecovered", note).await;
         }
     }
+}
+
+/// Whether the claim of a healthy volume has the condition with this message already: it outlives this process, and
+/// so shows that there was an event.
+pub(super) fn shows_bound(volume_status: &VolumeStatus, earlier_data: Option<&str>) -> bool {
+    let (Some(claim), Some(message)) = (&volume_status.claim, bound_message(volume_status, earlier_data))
+    else {
+        return false;
+    };
+    mirror::has_condition(claim, &condition(volume_status, &message))
+}
+
+fn condition<'a>(volume_status: &VolumeStatus, message: &'a str) -> TwinCondition<'a> {
+    TwinCondition {
+        status: volume_status.diagnosis.condition_status(),
+        reason: volume_status.diagnosis.name(),
+        message,
+    }
+}
+
+/// The message of the condition of the claim of a healthy volume.
+fn bound_message(volume_status: &VolumeStatus, earlier_data: Option<&str>) -> Option<String> {
+    let site = volume_status.site.as_ref().ok()?;
+    Some(match (&volume_status.misplaced, earlier_data) {
+        (Some(why), Some(note)) => format!("it is bound, and {why}; {note}"),
+        (Some(why), None) => format!("it is bound, and {why}"),
+        (None, Some(note)) => note.to_owned(),
+        (None, None) => format!("{} is bound", describe_twin(site)),
+    })
 }

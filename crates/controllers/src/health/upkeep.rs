@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use super::{ByNeed, Health, Settled, volume_status::VolumeStatus};
+use super::{ByNeed, Health, Settled, reporting::shows_bound, volume_status::VolumeStatus};
 use crate::{
     cluster::{ApiError, slim::Twin},
     imported, mirror,
@@ -29,10 +29,11 @@ impl Health<'_> {
             async |volume_status| {
                 let maintained = this.maintain(volume_status).await;
                 let now = maintained.as_ref().ok().and_then(Option::as_ref);
-                if let (Some(now), Ok(mut settled)) = (now, settled.lock()) {
-                    settled.push((Arc::clone(&volume_status.volume), now.clone()));
-                }
                 let earlier_data = now.and_then(|now| now.earlier_data.clone());
+                if let (Some(now), Ok(mut settled)) = (now, settled.lock()) {
+                    let is_shown = shows_bound(volume_status, earlier_data.as_deref());
+                    settled.push((Arc::clone(&volume_status.volume), now.clone(), is_shown));
+                }
                 let mut done = maintained.map(|_| ());
                 if volume_status.diagnosis == Diagnosis::Bound {
                     // The condition is updated even if the upkeep failed.
@@ -42,10 +43,11 @@ impl Health<'_> {
             },
         )
         .await;
-        for (volume, now) in settled.into_inner().unwrap_or_default() {
+        for (volume, now, is_shown) in settled.into_inner().unwrap_or_default() {
             let before = self.settled.insert(volume.name.clone(), now.clone());
             if let (Some(note), Some(claim)) = (&now.earlier_data, &volume.claim)
                 && before.is_none_or(|it| it.earlier_data != now.earlier_data)
+                && !is_shown
             {
                 self.reports.note(claim, EXISTING_VOLUME, note).await;
             }

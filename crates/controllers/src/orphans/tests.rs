@@ -347,6 +347,59 @@ async fn round_there(there: &FakeApi, rights: Rights) {
     round_with(&home, &watched, &registry, LONG).await.unwrap();
 }
 
+/// The source of a move within one remote cluster has no twin any more.
+#[tokio::test]
+async fn volumes_of_a_deleted_move_within_a_cluster_are_reported() {
+    const MOVE: &str = "6b5d1b2e-3c37-4f0e-9f0f-0d2c7ef1a222";
+    for (data_of, claim, has_move, is_reported) in [
+        ("home", "gone", false, true),
+        ("home", "gone", true, false),
+        ("home", "twin", false, false),
+        ("home2", "gone", false, false),
+    ] {
+        let (api, there) = (FakeApi::start().await, FakeApi::start().await);
+        api.put(
+            "/apis/storage.liqo.io/v1alpha1/remoteclusters/milan",
+            json!({"spec": {}}),
+        );
+        if has_move {
+            api.put(
+                "/apis/storage.liqo.io/v1alpha1/namespaces/shop/volumemoves/m",
+                json!({"metadata": {"uid": MOVE}}),
+            );
+        }
+        put_twin(&there, true, true);
+        there.change(TWIN, |twin| twin["metadata"]["uid"] = "twin".into());
+        there.put(
+            REAL,
+            json!({
+                "metadata": {"annotations": {
+                    mark::SOURCE_OF: format!("superseded:{MOVE}:1"),
+                    mark::DATA_OF: format!("{data_of}/pvc-{UID}"),
+                }},
+                "spec": {
+                    "persistentVolumeReclaimPolicy": "Retain",
+                    "claimRef": {"namespace": "shop", "name": "data", "uid": claim},
+                },
+            }),
+        );
+        let home = api.cluster().await;
+        let watched = Watched::start(&home);
+        watched.complete().await;
+        home.views().remote_clusters.complete().await;
+        let registry = Registry::fixed([(Declared::plain("milan"), Link::up(&there, Rights::ALL).await)]);
+        round_with(&home, &watched, &registry, Duration::ZERO)
+            .await
+            .unwrap();
+        let told = events(&api);
+        assert_eq!(told.len(), usize::from(is_reported), "{told:#?}");
+        assert!(
+            told.iter()
+                .all(|it| it["reason"] == "OrphanedVolume" && it["regarding"]["name"] == "milan")
+        );
+    }
+}
+
 #[tokio::test]
 async fn orphans_keep_their_age_while_their_cluster_is_unreachable() {
     let there = FakeApi::start().await;

@@ -229,24 +229,23 @@ impl Pods<'_> {
         if aliases.is_empty() {
             return;
         }
-        let services = self
-            .places
-            .home
-            .within::<Service>(&home.namespace().unwrap_or_default());
-        let named = services.pick(None, None, |it| {
-            let addresses = it.spec.as_ref()?.cluster_ips.as_ref()?;
-            let mut addresses = addresses.iter().filter_map(|ip| ip.parse().ok());
-            addresses.any(|ip| aliases.contains(&ip)).then(|| it.name_any())
-        });
+        let namespace = home.namespace().unwrap_or_default();
+        let services = self.places.home.service_addresses(&namespace).await;
         let cluster = &self.cluster;
-        let named = match named.await {
-            Ok(named) if named.is_empty() => return,
-            Ok(named) => named.join(", "),
+        let named: BTreeSet<&str> = match services.as_ref() {
+            Ok(services) => aliases
+                .iter()
+                .filter_map(|ip| services.get(ip).map(String::as_str))
+                .collect(),
             Err(error) => {
                 tracing::warn!(pod = home.key(), %error, "failed to find the Services that hostAliases of a pod may name");
                 return;
             }
         };
+        if named.is_empty() {
+            return;
+        }
+        let named = Vec::from_iter(named).join(", ");
         let note = format!(
             "spec.hostAliases has the address of these Services in this cluster: {named}. In the cluster {cluster} it leads to \
              nothing or to others: use the names of the Services, or keep the pod on nodes of this cluster"

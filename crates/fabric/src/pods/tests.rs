@@ -872,6 +872,30 @@ async fn addresses_of_services_in_host_aliases_are_reported() {
 }
 
 #[tokio::test]
+async fn host_aliases_of_many_pods_cost_one_list_of_services() {
+    let world = World::with_pod(true).await;
+    world.home.put(
+        "/api/v1/namespaces/other/services/db",
+        json!({"spec": {"clusterIPs": ["10.96.0.7"]}}),
+    );
+    let report = async |pods: Pods<'_>| {
+        for name in ["a", "b"] {
+            let pod = json!({
+                "metadata": {"name": name, "namespace": "other", "uid": name},
+                "spec": {"hostAliases": [{"ip": "10.96.0.7"}, {"ip": "192.0.2.1"}]},
+            });
+            pods.report_aliases(&serde_json::from_value(pod).unwrap()).await;
+        }
+    };
+    world.with_pods(report).await;
+    let requests = world.home.requests();
+    let lists = requests.iter().filter(|it| it.ends_with("/other/services"));
+    assert_eq!(lists.count(), 1, "{requests:?}");
+    let events = "/apis/events.k8s.io/v1/namespaces/other/events/";
+    assert_eq!(world.home.store().below(events).len(), 2);
+}
+
+#[tokio::test]
 async fn fields_with_another_meaning_there_are_reported_once_and_the_pod_runs() {
     let world = World::with_pod(true).await;
     world.home.change(POD, |pod| {

@@ -173,6 +173,8 @@ pub struct Declared {
     pub shadow_pods_of: Option<String>,
     /// The uid of its namespace kube-system, once its `RemoteCluster` records it.
     pub uid: Option<String>,
+    /// The uid of its `RemoteCluster`, if that exists: another one of the same name may lead to another cluster.
+    pub object_uid: Option<String>,
 }
 
 /// Settings of an administrator for a cluster, independent of what declared it.
@@ -258,6 +260,7 @@ impl Declared {
             protect: true,
             shadow_pods_of: None,
             uid: None,
+            object_uid: None,
         }
     }
 

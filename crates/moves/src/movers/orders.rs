@@ -49,7 +49,7 @@ const COUNTS_AT_LEAST: Duration = Duration::from_mins(1);
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CopyProgress {
     pub passes: u32,
-    /// What the last pass found, and how long it took.
+    /// What the last pass found, and how long the one after the drain is expected to take.
     pub last: Option<(Passed, Duration)>,
     /// Losses that the passes have found.
     pub losses: Vec<Lost>,
@@ -104,7 +104,8 @@ struct State {
     too_small: Option<String>,
     last: Option<(Instant, Passed)>,
     losses: Vec<Lost>,
-    took: Duration,
+    /// How long the last pass is expected to take, with reading back.
+    expected: Duration,
     /// Bytes of completed passes.
     received: u64,
     compared_files: u64,
@@ -257,7 +258,7 @@ impl Orders {
         });
         Some(CopyProgress {
             passes: state.passes,
-            last: last.map(|(_, passed)| (passed.clone(), state.took)),
+            last: last.map(|(_, passed)| (passed.clone(), state.expected)),
             losses: state.losses.clone(),
             failed: state.failed.as_ref().map(|(_, why)| why.clone()),
             received: state.received + running.map_or(0, |running| running.received),
@@ -329,6 +330,8 @@ impl OrderSender {
         let began = Instant::now();
         let passed = self.pass(false, false).await?;
         let took = began.elapsed();
+        // A device has no names, and its last pass is not repeated.
+        let is_repeated = self.may_have_writers && passed.entries > 0;
         let is_little = {
             let mut state = lock(&self.state);
             let before = state.last.as_ref().map(|(_, before)| before);
@@ -347,10 +350,14 @@ impl OrderSender {
         if !self.reads_all {
             self.read_back().await?;
         }
-        let took = began.elapsed();
-        let counts = (took * COUNTS_FOR).max(COUNTS_AT_LEAST);
+        let with_reading = began.elapsed();
+        let counts = (with_reading * COUNTS_FOR).max(COUNTS_AT_LEAST);
         let mut state = lock(&self.state);
-        state.took = took;
+        state.expected = with_reading;
+        if is_repeated {
+            // The first pass after the drain finds what has changed since this one, the second one nothing.
+            state.expected += took;
+        }
         state.converged = is_little.then(|| Instant::now() + counts);
         Ok(())
     }
@@ -378,9 +385,8 @@ impl OrderSender {
     /// What is moved during a pass, from a directory that was not read yet to one that was, is not found, and what the
     /// target has of it is deleted. So if there may be writers, the last pass is one that has found no change.
     async fn last_pass(&self, gate: GateNumber) -> Result<(), String> {
-        let mut found = 0;
+        let (mut found, began) = (0, Instant::now());
         for earlier in 0..LAST_PASSES {
-            let began = Instant::now();
             let passed = self.pass(true, self.reads_all && earlier == 0).await?;
             found = passed.changed;
             let mut state = lock(&self.state);
@@ -473,7 +479,7 @@ impl OrderSender {
 impl State {
     fn record(&mut self, passed: Passed, took: Duration) {
         self.passes += 1;
-        self.took = took;
+        self.expected = took;
         self.received += passed.received_bytes;
         self.compared_files += passed.compared_files;
         self.route = Some(route_taken(passed.direct));

@@ -50,10 +50,11 @@ fn unreadable_objects_cause_no_findings() {
         pods: Listing::refused("forbidden"),
         storage_pods: Listing::refused("forbidden"),
         failures: Listing::refused("forbidden"),
+        orphaned_volumes: Listing::refused("forbidden"),
         ..Installation::default()
     };
     assert_eq!(examine(&blind), []);
-    assert_eq!(blind.unknown().len(), 19, "{:#?}", blind.unknown());
+    assert_eq!(blind.unknown().len(), 20, "{:#?}", blind.unknown());
 }
 
 /// A change that breaks a correct installation.

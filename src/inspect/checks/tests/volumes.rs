@@ -262,3 +262,18 @@ fn volumes_are_checked() {
         ),
     ]);
 }
+
+#[test]
+fn volumes_that_a_move_has_left_are_reported() {
+    assert_found(&[(
+        "a move has left a volume in a remote cluster",
+        |it| {
+            it.orphaned_volumes = listing([json!({
+                "metadata": {"name": "e", "namespace": "default"}, "involvedObject": {"name": "milan"},
+                "lastTimestamp": "2026-01-01T11:59:00Z", "message": "nothing releases them: old",
+            })]);
+        },
+        W,
+        ["RemoteCluster milan", "nothing releases them: old", "data-of"],
+    )]);
+}

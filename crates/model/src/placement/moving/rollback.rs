@@ -168,12 +168,13 @@ fn restore_gated(note: &GateNote, facts: &ClaimFacts, volume: &VirtualVolume) ->
         return None;
     };
     match &volume.held_by {
-        HeldBy::Move => Some(restore_claim_ref(note, volume)),
         HeldBy::Other(who) => Some(ClaimDecision::Await(Waiting::VolumeTaken(who.clone()))),
-        HeldBy::Claim if volume.deleting && is_held_by_mover(facts, volume) => {
+        _ if volume.deleting && is_held_by_mover(facts, volume) => {
             Some(ClaimDecision::Do(ClaimStep::RemoveHelpers(Side::Source)))
         }
-        HeldBy::Claim if volume.deleting => Some(release_deleted_pv(volume)),
+        // Before the claim is restored: pods that came back would keep the volume attached.
+        _ if volume.deleting => Some(release_deleted_pv(volume)),
+        HeldBy::Move => Some(restore_claim_ref(note, volume)),
         HeldBy::Claim => Some(bound_again(note, facts, volume)),
     }
 }

@@ -57,6 +57,10 @@ impl Target {
                         Some(answer) if reads_back => answer.clone(),
                         _ => answer,
                     });
+                    if let Some(passed) = answer.as_ref().and_then(|it| it.get("passed")) {
+                        let millis = passed["millis"].as_u64().unwrap_or_default();
+                        tokio::time::sleep(Duration::from_millis(millis)).await;
+                    }
                     let Some(answer) = answer else {
                         // The mover dies.
                         break;
@@ -309,6 +313,22 @@ async fn a_last_pass_beside_undetected_writers_counts_if_it_finds_no_change() {
         "{seen:?}"
     );
     assert_eq!(heard, [first, again, again]);
+}
+
+#[tokio::test]
+async fn two_last_passes_are_predicted_if_writers_may_be_undetected() {
+    let pass = Duration::from_millis(300);
+    let mut slow = passed(0, &json!([]));
+    slow["passed"]["millis"] = 300.into();
+    for (rights, least) in [(Rights::ALL, pass), (Rights::default(), pass * 2)] {
+        let mut world = World::with_rights(Way::Home, None, rights).await;
+        world.of = request(json!({"target": {"nodeName": "n2"}}));
+        let copies = Copies::of(world, vec![slow.clone()]).await;
+        copies.ended(Pass::Warm).await;
+        let told = copies.orders.progress(&copies.world.moved).unwrap();
+        let (_, expected) = told.last.unwrap();
+        assert!(expected >= least, "{expected:?}");
+    }
 }
 
 #[tokio::test]

@@ -182,10 +182,13 @@ fn rule_2_a_deleted_pv_is_not_gated_and_is_recreated_by_a_rollback() {
             "csi-attacher needs it"
         );
     }
-    assert_eq!(
-        step(&way, &going),
-        ClaimDecision::Do(ClaimStep::RemoveVolumeFinalizers { volume: at("volume") })
-    );
+    for held_by in [HeldBy::Claim, HeldBy::Move] {
+        assert_eq!(
+            step(&way, &going.clone().volume(|volume| volume.held_by = held_by)),
+            ClaimDecision::Do(ClaimStep::RemoveVolumeFinalizers { volume: at("volume") }),
+            "pods that come back would keep it attached"
+        );
+    }
     let gone = going.without_volume();
     assert_eq!(
         step(&way, &gone),
