@@ -56,7 +56,7 @@ func TestFabricWritesOnlyItsNodesAndTheirPods(t *testing.T) {
 	local := n.podOnRealNode()
 	const (
 		theirs   = "pods of its own nodes only"
-		noSpec   = "what pods are to be"
+		noSpec   = "does not change the spec of pods"
 		noMarks  = "but its own"
 		address  = `{"status": {"podIP": "192.0.2.1", "podIPs": [{"$patch": "replace"}, {"ip": "192.0.2.1"}]}}`
 		labelled = `{"metadata": {"labels": {"app": "other"}}}`
