@@ -27,7 +27,12 @@ fn each_command_for_users_has_examples_and_they_parse() {
 
 #[test]
 fn the_commands_of_the_first_pages_parse() {
-    for page in ["README.md", "docs/gitops.md", "docs/remote/two-clusters.md"] {
+    for page in [
+        "README.md",
+        "docs/gitops.md",
+        "docs/operations.md",
+        "docs/remote/two-clusters.md",
+    ] {
         let text = std::fs::read_to_string(format!("{}/{page}", env!("CARGO_MANIFEST_DIR"))).unwrap();
         // The text between each second pair of fences is code.
         let code = text.split("```").skip(1).step_by(2);

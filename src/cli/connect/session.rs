@@ -27,7 +27,7 @@ const POLL: Duration = Duration::from_millis(if cfg!(test) { 10 } else { 500 });
 
 impl Remote {
     /// Waits, if a session was ended, until no API server accepts its tokens any more. With `revoke` it ends the
-    /// current one first, and begins another.
+    /// current one first, revokes tokens that never expire, and begins another session.
     pub(super) async fn end_session(&self, namespace: &NamespaceName, revoke: bool) -> Outcome {
         let secrets = self.cluster.within::<Secret>(namespace.as_str());
         let found = secrets.get(SESSION).await.map_err(explained)?;
@@ -40,6 +40,9 @@ impl Remote {
                 resource_version: None,
             };
             secrets.delete(SESSION, exactly).await.map_err(explained)?;
+        }
+        if revoke {
+            self.delete_permanent_tokens(namespace).await?;
         }
         println!(
             "There: all tokens of {namespace}/{ACCOUNT} that are bound to {SESSION} are revoked. Waiting {}s, because API \
@@ -74,6 +77,26 @@ impl Remote {
                 ..session
             };
             secrets.create(&next).await.map_err(explained)?;
+        }
+        Ok(())
+    }
+
+    /// Deletes the Secrets with tokens of the account that never expire, such as that of the chart.
+    async fn delete_permanent_tokens(&self, namespace: &NamespaceName) -> Outcome {
+        let secrets = self.cluster.within::<Secret>(namespace.as_str());
+        for secret in secrets.list(None).await.map_err(explained)? {
+            let account = secret.annotations().get("kubernetes.io/service-account.name");
+            let is_token = secret.type_.as_deref() == Some("kubernetes.io/service-account-token");
+            if !is_token || account.is_none_or(|it| it != ACCOUNT) {
+                continue;
+            }
+            let name = secret.name_any();
+            let exactly = Precondition {
+                uid: secret.uid().unwrap_or_default(),
+                resource_version: None,
+            };
+            secrets.delete(&name, exactly).await.map_err(explained)?;
+            println!("There: the Secret {namespace}/{name} is deleted, whose token would never expire.");
         }
         Ok(())
     }

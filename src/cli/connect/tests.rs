@@ -274,6 +274,30 @@ async fn a_session_begins_when_no_token_of_the_one_before_is_remembered() {
 }
 
 #[tokio::test]
+async fn tokens_of_the_account_that_never_expire_are_revoked_too() {
+    const ACCOUNTS: [&str; 2] = ["liqo-csi-remote", "another"];
+    let two = Two::new().await;
+    two.connect(&request()).await.unwrap();
+    let path = |name: &str| format!("{NAMESPACE}/secrets/{name}");
+    for account in ACCOUNTS {
+        let secret = json!({
+            "type": "kubernetes.io/service-account-token",
+            "metadata": {"annotations": {"kubernetes.io/service-account.name": account}},
+        });
+        two.remote.put(&path(&format!("{account}-token")), secret);
+    }
+    let left = |two: &Two| ACCOUNTS.map(|it| two.remote.object(&path(&format!("{it}-token"))).is_some());
+    two.connect(&request()).await.unwrap();
+    assert_eq!(left(&two), [true, true]);
+    let revoke = Request {
+        revoke_tokens: true,
+        ..request()
+    };
+    two.connect(&revoke).await.unwrap();
+    assert_eq!(left(&two), [false, true]);
+}
+
+#[tokio::test]
 async fn a_session_recreated_by_others_is_not_used() {
     let two = Two::new().await;
     let session = format!("{NAMESPACE}/secrets/{SESSION}");

@@ -242,49 +242,17 @@ async fn review(
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    };
-
     use serde_json::json;
-    use tracing::{Event, Level, Metadata, Subscriber, span};
 
     use super::*;
-    use crate::cluster::testing::FakeApi;
-
-    /// Counts the warnings in the log.
-    struct Warnings(Arc<AtomicUsize>);
-
-    impl Subscriber for Warnings {
-        fn enabled(&self, of: &Metadata<'_>) -> bool {
-            *of.level() == Level::WARN
-        }
-
-        fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
-            span::Id::from_u64(1)
-        }
-
-        fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
-
-        fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
-
-        fn event(&self, _: &Event<'_>) {
-            self.0.fetch_add(1, Ordering::Relaxed);
-        }
-
-        fn enter(&self, _: &span::Id) {}
-
-        fn exit(&self, _: &span::Id) {}
-    }
+    use crate::cluster::testing::{FakeApi, Warnings};
 
     /// All rights are checked every minute.
     #[tokio::test]
     async fn a_right_that_cannot_be_evaluated_is_logged_when_that_changes() {
         let api = FakeApi::start().await;
         let cluster = api.cluster_unwatched().await;
-        let count = Arc::new(AtomicUsize::new(0));
-        let _counts = tracing::subscriber::set_default(Warnings(Arc::clone(&count)));
+        let log = Warnings::record();
         let mut counts = Vec::new();
         for error in [
             Some("no role x"),
@@ -299,7 +267,7 @@ mod tests {
             );
             let may = may_within(&cluster, "shop", "create", "", "pods").await;
             assert_eq!(may, Ok(false));
-            counts.push(count.load(Ordering::Relaxed));
+            counts.push(log.lines().len());
         }
         assert_eq!(counts, [1, 1, 2, 2, 3]);
     }

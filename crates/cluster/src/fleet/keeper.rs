@@ -28,6 +28,7 @@ use crate::{
         view::{Slim, View},
     },
     fleet::kubeconfig::{Allowed, token, vet},
+    observe::log::Ongoing,
     placement::{Adjustments, Declared},
     volume::ClusterId,
 };
@@ -52,25 +53,7 @@ pub struct Settings {
 
 /// Keeps the registry up to date, forever.
 pub async fn keep(registry: Registry, home: Cluster, settings: Settings) {
-    let mut keeper = Keeper {
-        context: Context {
-            client: home.client().clone(),
-            remote_clusters: home.views().remote_clusters.clone(),
-            offloadings: home.views().offloadings.clone(),
-            namespace: settings.namespace,
-            allowed: Allowed {
-                proxy: settings.allow_proxy,
-            },
-            liqo_tenants: settings.liqo_tenants,
-        },
-        registry,
-        home,
-        installed: Installed::default(),
-        secrets: Secrets::default(),
-        links: BTreeMap::new(),
-        awaited: BTreeMap::new(),
-        declared: Vec::new(),
-    };
+    let mut keeper = Keeper::new(registry, home, settings);
     loop {
         keeper.detect_fabrics().await;
         let next = time::Instant::now() + FABRICS_INTERVAL;
@@ -100,6 +83,8 @@ struct Keeper {
     home: Cluster,
     context: Context,
     installed: Installed,
+    /// Why the installed fabrics cannot be read.
+    undetected: Ongoing,
     secrets: Secrets,
     links: BTreeMap<ClusterId, OpenLink>,
     /// Since when the credentials of each cluster are missing.
@@ -130,14 +115,43 @@ enum NoAccess {
 }
 
 impl Keeper {
+    fn new(registry: Registry, home: Cluster, settings: Settings) -> Self {
+        Self {
+            context: Context {
+                client: home.client().clone(),
+                remote_clusters: home.views().remote_clusters.clone(),
+                offloadings: home.views().offloadings.clone(),
+                namespace: settings.namespace,
+                allowed: Allowed {
+                    proxy: settings.allow_proxy,
+                },
+                liqo_tenants: settings.liqo_tenants,
+            },
+            registry,
+            home,
+            installed: Installed::default(),
+            undetected: Ongoing::default(),
+            secrets: Secrets::default(),
+            links: BTreeMap::new(),
+            awaited: BTreeMap::new(),
+            declared: Vec::new(),
+        }
+    }
+
     async fn detect_fabrics(&mut self) {
-        match time::timeout(self.home.calls().timeout, served_groups(self.home.client())).await {
-            Ok(Ok(groups)) => self.installed.follow(&groups, &self.context),
-            // Fabrics that were installed before still are.
-            Ok(Err(error)) => {
-                tracing::warn!(error = plain(&error), "cannot read which fabrics are installed");
+        let groups = time::timeout(self.home.calls().timeout, served_groups(self.home.client())).await;
+        let error = match groups {
+            Ok(Ok(groups)) => {
+                self.undetected.is_over();
+                self.installed.follow(&groups, &self.context);
+                return;
             }
-            Err(_) => tracing::warn!("reading which fabrics are installed timed out"),
+            Ok(Err(error)) => plain(&error),
+            Err(_) => "no answer in time".to_owned(),
+        };
+        // Fabrics that were installed before still are.
+        if self.undetected.is_news(&error) {
+            tracing::warn!(error, "cannot read which fabrics are installed");
         }
     }
 
@@ -486,7 +500,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        cluster::testing::FakeApi,
+        cluster::testing::{Act, FakeApi, Fault, Warnings},
         fleet::liqo::LIQO,
         placement::{ClassMap, Fabric},
         volume::BindingPolicy,
@@ -550,6 +564,22 @@ mod tests {
 
     const OBJECT: &str = "/apis/storage.liqo.io/v1alpha1/remoteclusters/milan";
     const SEED: &str = "/api/v1/namespaces/ours/secrets/remote-milan";
+
+    #[tokio::test]
+    async fn a_failure_to_read_which_fabrics_are_installed_is_logged_once() {
+        let api = FakeApi::start().await;
+        let mut keeper = Keeper::new(Registry::default(), api.cluster_unwatched().await, settings());
+        let log = Warnings::record();
+        for logged in [1, 2] {
+            api.fault(Fault::new("GET", "/apis", Act::Refuse(500)));
+            keeper.detect_fabrics().await;
+            keeper.detect_fabrics().await;
+            assert_eq!(log.lines().len(), logged, "{:?}", log.lines());
+            api.heal();
+            api.put("/apis", json!({"groups": []}));
+            keeper.detect_fabrics().await;
+        }
+    }
 
     /// What was read over the connection of a deleted `RemoteCluster` may be of another cluster.
     #[tokio::test]

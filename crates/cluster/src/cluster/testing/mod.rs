@@ -8,6 +8,7 @@ mod faults;
 mod http;
 mod life;
 mod store;
+mod warnings;
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,6 +20,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 pub use self::faults::{Act, Fault};
 pub use self::life::Life;
 pub use self::store::Store;
+pub use self::warnings::Warnings;
 use super::{Calls, Cluster, Rights, Settings, connect};
 
 /// The timeout of calls to a fake API server.

@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 use super::*;
 use crate::cluster::{
     Rights,
-    testing::{Act, FakeApi, Fault},
+    testing::{Act, FakeApi, Fault, Warnings},
 };
 
 const LONG: Duration = Duration::from_mins(1);
@@ -199,6 +199,19 @@ async fn a_view_knows_since_when_its_watch_is_refused() {
     // The right is granted again, and nothing has changed meanwhile.
     until_outdated(&view, false).await;
     assert_eq!(view.all().len(), 1);
+}
+
+#[tokio::test]
+async fn an_interrupted_watch_is_logged_once_and_an_absent_kind_never() {
+    let log = Warnings::record();
+    for (code, expected) in [(500, 1), (404, 1)] {
+        let api = FakeApi::start().await;
+        api.fault(Fault::new("GET", "configmaps", Act::Refuse(code)).times(2));
+        let (_view, _stop) = colors(&api).await;
+        let lines = log.lines();
+        assert_eq!(lines.len(), expected, "{code}: {lines:?}");
+        assert!(lines[0].contains("kind=\"configmaps\""), "{lines:?}");
+    }
 }
 
 #[tokio::test]
