@@ -213,6 +213,7 @@ impl Writer<'_> {
             cluster: self.pods.cluster.as_str(),
             namespace,
             is_same_there: &|namespace| self.pods.keeps_its_name(namespace),
+            existing: self.pods.existing(home).await,
             selected: self.pods.selected_by_others(home),
             settings: &self.pods.settings(),
         };

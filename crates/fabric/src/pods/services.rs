@@ -4,12 +4,12 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
 use futures::future::select_all;
-use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::core::v1::{Namespace, Service};
 use kube::{Resource, ResourceExt};
 use tokio::time::{self, Instant};
 
@@ -17,7 +17,8 @@ use super::{Pods, changes::reference};
 use crate::{
     cluster::view::{Changed, Feed},
     offload::{
-        Labels, Unreached,
+        Labels, Unreached, is_name,
+        pods::short_namespaces,
         reflection::{Original, slices_of},
     },
     places::Sources,
@@ -32,6 +33,33 @@ pub(super) const LACKING_AFTER: Duration = Duration::from_secs(30);
 const IDLE: Duration = Duration::from_hours(1);
 /// The shortest pause between two checks, so that changes are handled together.
 const PACE: Duration = Duration::from_secs(1);
+
+/// Namespaces that are looked up for a pod.
+const MOST_LOOKED_UP: usize = 8;
+/// For how long it is remembered whether a namespace exists: many pods have the same template.
+const REMEMBERED: Duration = Duration::from_mins(1);
+const MOST_REMEMBERED: usize = 1000;
+
+/// The namespaces that were looked up, and whether they exist.
+#[derive(Default)]
+pub(super) struct Existing(Mutex<BTreeMap<String, (bool, Instant)>>);
+
+impl Existing {
+    fn get(&self, name: &str) -> Option<bool> {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (exists, when) = all.get(name)?;
+        (when.elapsed() < REMEMBERED).then_some(*exists)
+    }
+
+    fn record(&self, name: &str, exists: bool) -> bool {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if all.len() >= MOST_REMEMBERED {
+            all.clear();
+        }
+        all.insert(name.to_owned(), (exists, Instant::now()));
+        exists
+    }
+}
 
 /// The Services of a namespace, and their changes.
 pub(super) struct Watch {
@@ -219,6 +247,31 @@ impl Pods<'_> {
              RemoteCluster {cluster} is Isolated). {ways_out}, or set liqo.io/skip-reflection on it if no pod there uses it, \
              or see docs/offloading-reference.md#networks"
         )
+    }
+
+    /// The namespaces of this cluster that short names in the pod may mean, except those that have their own name in
+    /// remote clusters.
+    pub(super) async fn existing(&self, home: &RawPod) -> BTreeSet<String> {
+        let pod = home.json();
+        let named = short_namespaces(&pod).into_iter();
+        let named = named.filter(|it| is_name(it) && !self.keeps_its_name(it));
+        let mut existing = BTreeSet::new();
+        for name in named.take(MOST_LOOKED_UP) {
+            let exists = match self.existing.get(name) {
+                Some(exists) => exists,
+                None => match self.places.home.all::<Namespace>().get(name).await {
+                    Ok(found) => self.existing.record(name, found.is_some()),
+                    Err(error) => {
+                        tracing::warn!(pod = home.key(), namespace = name, %error, "failed to find a namespace that a pod may name");
+                        false
+                    }
+                },
+            };
+            if exists {
+                existing.insert(name.to_owned());
+            }
+        }
+        existing
     }
 
     /// Emits an event on a pod whose `hostAliases` have the address of a Service of its namespace: each cluster has its

@@ -872,6 +872,34 @@ async fn addresses_of_services_in_host_aliases_are_reported() {
 }
 
 #[tokio::test]
+async fn short_names_of_services_of_other_namespaces_are_reported() {
+    let world = World::with_pod(true).await;
+    world.home.put("/api/v1/namespaces/data", json!({}));
+    let env =
+        json!([{"name": "A", "value": "db.data:5432"}, {"name": "B", "value": "http://www.example.com"}]);
+    world
+        .home
+        .change(POD, |pod| pod["spec"]["containers"][0]["env"] = env);
+    world.run_until(World::is_running).await;
+    let events = world
+        .home
+        .store()
+        .below("/apis/events.k8s.io/v1/namespaces/shop/events/");
+    let of_pod: Vec<_> = events
+        .iter()
+        .filter(|it| it["reason"] == "NameOfHomeNamespace")
+        .collect();
+    assert_eq!(of_pod.len(), 1, "{events:?}");
+    assert!(
+        of_pod[0]["note"]
+            .as_str()
+            .unwrap()
+            .contains("(data): in the cluster milan"),
+        "{events:?}"
+    );
+}
+
+#[tokio::test]
 async fn fields_with_another_meaning_there_are_reported_once_and_the_pod_runs() {
     let world = World::with_pod(true).await;
     world.home.change(POD, |pod| {

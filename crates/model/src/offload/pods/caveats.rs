@@ -12,19 +12,37 @@ use super::{
     },
     volumes,
 };
-use crate::{offload::service_names::add_namespaces, volume::is_within};
+use crate::{
+    offload::{
+        names::is_own_there,
+        service_names::{add_namespaces, each_text, short_names},
+    },
+    volume::is_within,
+};
 
 /// Labels by which a pod selects virtual nodes, in addition to those in the domain liqo.io.
 const OF_VIRTUAL_NODES: [&str; 3] = ["kubernetes.io/hostname", "kubernetes.io/role", "type"];
 /// The fields of a container that may hold the name of a Service.
-const WITH_NAMES: [&str; 7] = [
+const WITH_NAMES: [&str; 8] = [
     "args",
     "command",
     "env",
+    "image",
     "lifecycle",
     "livenessProbe",
     "readinessProbe",
     "startupProbe",
+];
+
+/// Kinds of volumes that name no server.
+const WITHOUT_SERVER: [&str; 7] = [
+    "configMap",
+    "downwardAPI",
+    "emptyDir",
+    "name",
+    "persistentVolumeClaim",
+    "projected",
+    "secret",
 ];
 
 /// The cluster and namespace in which a pod runs.
@@ -34,6 +52,8 @@ pub struct Destination<'a> {
     pub namespace: &'a str,
     /// Whether another namespace is offloaded under its own name.
     pub is_same_there: &'a (dyn Fn(&str) -> bool + Sync),
+    /// Namespaces of this cluster, as far as short names in the pod may mean them.
+    pub existing: BTreeSet<String>,
     /// Labels by which the `clusterSelector` of the namespace and the `RemoteCluster` select the
     /// pod's node.
     pub selected: BTreeSet<String>,
@@ -101,6 +121,17 @@ pub fn caveats(home: &Value, destination: &Destination<'_>) -> Vec<(&'static str
     all
 }
 
+/// The namespaces that short names such as `db.data` in a pod may mean.
+#[must_use]
+pub fn short_namespaces(home: &Value) -> BTreeSet<&str> {
+    let mut all = BTreeSet::new();
+    for (_, part) in with_names(&home["spec"]) {
+        each_text(part, &mut |text| all.extend(short_names(text)));
+    }
+    all.remove(home["metadata"]["namespace"].as_str().unwrap_or_default());
+    all
+}
+
 /// A pod of the account `default` of which a container has failed for the first time, with this new
 /// status. Nearly all pods of that account have a token and few use it, so such a pod gets no
 /// warning before.
@@ -144,6 +175,10 @@ fn names_of_home(home: &Value, destination: &Destination<'_>) -> Vec<(&'static s
     for (place, part) in with_names(&home["spec"]) {
         let mut named = BTreeSet::new();
         add_namespaces(part, own, &mut named);
+        each_text(part, &mut |text| {
+            let existing = short_names(text).filter(|it| destination.existing.contains(*it));
+            named.extend(existing.map(str::to_owned));
+        });
         named.retain(|it| destination.leads_elsewhere(own, it));
         if named.remove(own) {
             of_own.insert(place.clone());
@@ -157,7 +192,7 @@ fn names_of_home(home: &Value, destination: &Destination<'_>) -> Vec<(&'static s
         all.push((
             REASON,
             format!(
-                "{} has a name with {own}.svc, and the namespace of the pod in the cluster {cluster} is {}, where such a name \
+                "{} has a name in the namespace {own}, and that of the pod in the cluster {cluster} is {}, where such a name \
                  leads to nothing or to others: use the name of the Service alone, or the namespaceMappingStrategy \
                  EnforceSameName, or keep the pod on nodes of this cluster",
                 joined(&of_own),
@@ -166,12 +201,22 @@ fn names_of_home(home: &Value, destination: &Destination<'_>) -> Vec<(&'static s
         ));
     }
     if !of_others.is_empty() {
+        let of_api = if others.contains("default") {
+            " (kubernetes.default is the API server of that cluster)"
+        } else {
+            ""
+        };
+        let way_out = if others.iter().any(|it| is_own_there(it)) {
+            "Offload these with the namespaceMappingStrategy EnforceSameName"
+        } else {
+            "Use Services of namespaces that may have their own name there"
+        };
         all.push((
             REASON,
             format!(
                 "{} names Services in namespaces that are not offloaded under their own names ({}): in the cluster {cluster} \
-                 such a name leads to nothing, or to what that cluster has under it. Offload these with the \
-                 namespaceMappingStrategy EnforceSameName, or keep the pod on nodes of this cluster",
+                 such a name leads to nothing, or to what that cluster has under it{of_api}. {way_out}, or keep the pod on nodes \
+                 of this cluster",
                 joined(&of_others),
                 joined(&others)
             ),
@@ -187,6 +232,14 @@ impl Destination<'_> {
     pub fn leads_elsewhere(&self, own: &str, namespace: &str) -> bool {
         namespace != self.namespace && (namespace == own || !(self.is_same_there)(namespace))
     }
+}
+
+/// The containers of a pod, each with the name of its list.
+fn containers(spec: &Value) -> impl Iterator<Item = (&'static str, &Value)> {
+    ["containers", "initContainers"].into_iter().flat_map(|list| {
+        let all = spec[list].as_array().into_iter().flatten();
+        all.map(move |container| (list, container))
+    })
 }
 
 /// A pod whose required spreading is only preferred in the remote cluster. Spreading over clusters
@@ -302,14 +355,18 @@ fn ignored_labels<'a>(spec: &'a Value, selected: &BTreeSet<String>) -> BTreeSet<
 /// The fields that may hold the name of a Service, and their values.
 fn with_names(spec: &Value) -> Vec<(String, &Value)> {
     let mut places = Vec::new();
-    for list in ["containers", "initContainers"] {
-        for container in spec[list].as_array().into_iter().flatten() {
-            let name = container["name"].as_str().unwrap_or_default();
-            let fields = WITH_NAMES.iter();
-            places.extend(fields.map(|field| (format!("spec.{list}[{name}].{field}"), &container[*field])));
-        }
+    for (list, container) in containers(spec) {
+        let name = container["name"].as_str().unwrap_or_default();
+        let fields = WITH_NAMES.iter();
+        places.extend(fields.map(|field| (format!("spec.{list}[{name}].{field}"), &container[*field])));
     }
-    places.push(("spec.dnsConfig".to_owned(), &spec["dnsConfig"]["searches"]));
+    for volume in volumes::all(spec) {
+        let name = volume["name"].as_str().unwrap_or_default();
+        let kinds = volume.as_object().into_iter().flatten();
+        let kinds = kinds.filter(|(kind, _)| !WITHOUT_SERVER.contains(&kind.as_str()));
+        places.extend(kinds.map(|(_, server)| (format!("spec.volumes[{name}]"), server)));
+    }
+    places.push(("spec.dnsConfig".to_owned(), &spec["dnsConfig"]));
     places.push(("spec.hostAliases".to_owned(), &spec["hostAliases"]));
     places
 }
@@ -332,6 +389,7 @@ mod tests {
             cluster: "milan",
             namespace,
             is_same_there: &|namespace| namespace == "same",
+            existing: ["data".to_owned(), "same".to_owned()].into(),
             selected: ["country".to_owned()].into(),
             settings: settings(),
         }
@@ -434,6 +492,24 @@ mod tests {
                 json!({"hostAliases": [{"ip": "10.0.0.1", "hostnames": ["db.shop.svc"]}]}),
                 "spec.hostAliases",
             ),
+            (
+                json!({"volumes": [{"name": "nas", "nfs": {"server": "nfs.shop.svc.cluster.local", "path": "/"}}]}),
+                "spec.volumes[nas]",
+            ),
+            (
+                json!({"volumes": [{"name": "nas", "csi": {
+                    "driver": "smb.csi.k8s.io", "volumeAttributes": {"source": "//smb.shop.svc/share"},
+                }}]}),
+                "spec.volumes[nas]",
+            ),
+            (
+                container("image", json!("registry.shop.svc:5000/web:1")),
+                "spec.containers[web].image",
+            ),
+            (
+                container("env", json!([{"name": "DB", "value": "db.shop:5432"}])),
+                "spec.containers[web].env",
+            ),
         ] {
             let there = said(&spec, "shop-home");
             assert_eq!(there.len(), 1, "{spec}");
@@ -453,7 +529,8 @@ mod tests {
         );
         for other in [
             "db.shop.svc-2",
-            "db.shop",
+            "db.shop.example.com",
+            "/etc/db.shop",
             "db.shop-home.svc",
             "db.same.svc",
             "db",
@@ -461,6 +538,40 @@ mod tests {
             assert!(
                 said(&container("args", json!([other])), "shop-home").is_empty(),
                 "{other}"
+            );
+        }
+    }
+
+    #[test]
+    fn short_names_of_services_elsewhere_are_reported_if_the_namespace_exists() {
+        let args = |text: &str| json!({"containers": [{"name": "web", "args": [text]}]});
+        let there = said(&args("--db=postgres://db.data/x"), "shop");
+        assert_eq!((there.len(), there[0].0), (1, "NameOfHomeNamespace"));
+        assert!(there[0].1.contains(" (data): "), "{}", there[0].1);
+        for other in [
+            "db.same:80",
+            "https://example.com",
+            "config.data.yaml",
+            "x --data=db.data.x",
+        ] {
+            assert!(said(&args(other), "shop").is_empty(), "{other}");
+        }
+    }
+
+    #[test]
+    fn namespaces_that_cannot_have_their_own_name_there_get_no_such_advice() {
+        let args = |text: &str| json!({"containers": [{"name": "web", "args": [text]}]});
+        for (text, has_advice) in [
+            ("https://kubernetes.default.svc", false),
+            ("https://kubernetes.default.svc http://db.data.svc", true),
+        ] {
+            let there = said(&args(text), "shop");
+            assert_eq!((there.len(), there[0].0), (1, "NameOfHomeNamespace"), "{text}");
+            let note = &there[0].1;
+            assert_eq!(note.contains("EnforceSameName"), has_advice, "{note}");
+            assert!(
+                note.contains("kubernetes.default is the API server of that cluster"),
+                "{note}"
             );
         }
     }

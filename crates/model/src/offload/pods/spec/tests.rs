@@ -180,6 +180,7 @@ fn fields_with_another_meaning_there_are_reported() {
             cluster: "milan",
             namespace: "shop",
             is_same_there: &|_| true,
+            existing: BTreeSet::new(),
             selected: BTreeSet::new(),
             settings: &RemoteSettings::default(),
         };
