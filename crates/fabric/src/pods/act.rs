@@ -222,7 +222,7 @@ impl Writer<'_> {
             events.warn_object(reference(home), reason, &note).await;
         }
         self.pods.report_configuration(home, &destination).await;
-        self.pods.report_aliases(home).await;
+        self.pods.report_addresses(home).await;
     }
 
     async fn create(&self, home: &RawPod, place: &Place, namespace: &str) -> Result<Creation, ApiError> {

@@ -9,16 +9,22 @@ use std::{
 };
 
 use futures::future::select_all;
-use k8s_openapi::api::core::v1::{Namespace, Service};
+use k8s_openapi::api::{
+    core::v1::{Namespace, Service},
+    networking::v1::ServiceCIDR,
+};
 use kube::{Resource, ResourceExt};
 use tokio::time::{self, Instant};
 
 use super::{Pods, changes::reference};
 use crate::{
-    cluster::view::{Changed, Feed},
+    cluster::{
+        ApiError,
+        view::{Changed, Feed},
+    },
     offload::{
-        Labels, Unreached, is_name,
-        pods::short_namespaces,
+        Labels, Unreached, is_in_ranges, is_name,
+        pods::{named_addresses, short_namespaces},
         reflection::{Original, slices_of},
     },
     places::Sources,
@@ -274,39 +280,75 @@ impl Pods<'_> {
         existing
     }
 
-    /// Emits an event on a pod whose `hostAliases` have the address of a Service of its namespace: each cluster has its
-    /// own.
-    pub(super) async fn report_aliases(&self, home: &RawPod) {
-        let aliases = home.spec["hostAliases"].as_array().into_iter().flatten();
-        let aliases: BTreeSet<IpAddr> = aliases.filter_map(|it| it["ip"].as_str()?.parse().ok()).collect();
-        if aliases.is_empty() {
+    /// Emits an event on a pod that has addresses of Services of this cluster: each cluster has its own.
+    pub(super) async fn report_addresses(&self, home: &RawPod) {
+        let places = named_addresses(&home.json());
+        if places.is_empty() {
             return;
+        }
+        let addresses = places.iter().flat_map(|(_, found)| found).copied().collect();
+        let of_services = match self.of_services(home, &addresses).await {
+            Ok(of_services) => of_services,
+            Err(error) => {
+                tracing::warn!(pod = home.key(), %error, "failed to find the Services whose addresses a pod may have");
+                return;
+            }
+        };
+        let (mut named, mut fields) = (BTreeSet::new(), BTreeSet::new());
+        for (place, found) in places {
+            for service in found.iter().filter_map(|it| of_services.get(it)) {
+                named.insert(service.clone());
+                fields.insert(place.clone());
+            }
+        }
+        if named.is_empty() {
+            return;
+        }
+        let list = |all: BTreeSet<String>| all.into_iter().collect::<Vec<_>>().join(", ");
+        let note = format!(
+            "{} has the address of these Services in this cluster: {}. In the cluster {} it leads to nothing or to others: use \
+             the names of the Services, or keep the pod on nodes of this cluster",
+            list(fields),
+            list(named),
+            self.cluster
+        );
+        self.events
+            .warn_object(reference(home), "NameOfHomeNamespace", &note)
+            .await;
+    }
+
+    /// Those of the addresses that are addresses of Services of this cluster, and the name of the Service if it is
+    /// one of the pod's namespace.
+    async fn of_services(
+        &self,
+        home: &RawPod,
+        addresses: &BTreeSet<IpAddr>,
+    ) -> Result<BTreeMap<IpAddr, String>, ApiError> {
+        let ranges = self.places.home.all::<ServiceCIDR>();
+        let ranges = ranges.pick(None, None, |it| it.spec?.cidrs);
+        // Before Kubernetes 1.33 the ranges are not known.
+        let ranges = ranges.await.unwrap_or_default();
+        let ranges = ranges.concat();
+        let known = addresses.iter().filter(|ip| is_in_ranges(**ip, &ranges));
+        let mut all: BTreeMap<IpAddr, String> = known.map(|ip| (*ip, ip.to_string())).collect();
+        if all.is_empty() && !ranges.is_empty() {
+            return Ok(all);
         }
         let services = self
             .places
             .home
             .within::<Service>(&home.namespace().unwrap_or_default());
         let named = services.pick(None, None, |it| {
-            let addresses = it.spec.as_ref()?.cluster_ips.as_ref()?;
-            let mut addresses = addresses.iter().filter_map(|ip| ip.parse().ok());
-            addresses.any(|ip| aliases.contains(&ip)).then(|| it.name_any())
+            let ips = it.spec.as_ref()?.cluster_ips.iter().flatten();
+            let ips = ips
+                .filter_map(|ip| ip.parse().ok())
+                .filter(|ip| addresses.contains(ip));
+            Some((it.name_any(), ips.collect::<Vec<IpAddr>>()))
         });
-        let cluster = &self.cluster;
-        let named = match named.await {
-            Ok(named) if named.is_empty() => return,
-            Ok(named) => named.join(", "),
-            Err(error) => {
-                tracing::warn!(pod = home.key(), %error, "failed to find the Services that hostAliases of a pod may name");
-                return;
-            }
-        };
-        let note = format!(
-            "spec.hostAliases has the address of these Services in this cluster: {named}. In the cluster {cluster} it leads to \
-             nothing or to others: use the names of the Services, or keep the pod on nodes of this cluster"
-        );
-        self.events
-            .warn_object(reference(home), "NameOfHomeNamespace", &note)
-            .await;
+        for (name, ips) in named.await? {
+            all.extend(ips.into_iter().map(|ip| (ip, name.clone())));
+        }
+        Ok(all)
     }
 
     async fn report_unreached(&self, namespace: &str, name: &str) {

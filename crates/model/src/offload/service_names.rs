@@ -1,6 +1,10 @@
-//! The namespaces in names of Services, such as `db.shop.svc` and `db.shop`, in pods and their configuration.
+//! The namespaces in names of Services, such as `db.shop.svc` and `db.shop`, and the addresses, in pods and their
+//! configuration.
 
-use std::collections::BTreeSet;
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
 
 use serde_json::Value;
 
@@ -89,6 +93,29 @@ fn namespace_of(name: &str) -> Option<&str> {
         && namespace != "svc"
         && !namespace.starts_with("kube-");
     is_short.then_some(namespace)
+}
+
+/// The addresses in a text that may be those of Services.
+pub(super) fn addresses(text: &str) -> impl Iterator<Item = IpAddr> {
+    let v4 = text.split(|it: char| !it.is_ascii_digit() && it != '.');
+    let v4 = v4.filter_map(|it| it.parse::<Ipv4Addr>().ok()).map(IpAddr::from);
+    let v6 = text.split(|it: char| !it.is_ascii_hexdigit() && it != ':');
+    let v6 = v6.filter_map(|it| it.parse::<Ipv6Addr>().ok()).map(IpAddr::from);
+    v4.chain(v6)
+        .filter(|it| !it.is_loopback() && !it.is_unspecified())
+}
+
+fn is_of_label(it: char) -> bool {
+    it.is_ascii_alphanumeric() || it == '-'
+}
+
+/// Whether the name ends here, or with the usual domain.
+fn ends(after: &str) -> bool {
+    let Some(domain) = after.strip_prefix('.') else {
+        return true;
+    };
+    let rest = domain.strip_prefix(DOMAIN).unwrap_or(domain);
+    !rest.starts_with(is_of_label)
 }
 
 #[cfg(test)]

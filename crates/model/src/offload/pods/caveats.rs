@@ -1,7 +1,7 @@
 //! The fields of a pod that its remote cluster interprets differently, or ignores. Such a pod runs
 //! there, and gets an event.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, net::IpAddr};
 
 use serde_json::Value;
 
@@ -15,14 +15,14 @@ use super::{
 use crate::{
     offload::{
         names::is_own_there,
-        service_names::{add_namespaces, each_text, short_names},
+        service_names::{add_namespaces, addresses, each_text, short_names},
     },
     volume::is_within,
 };
 
 /// Labels by which a pod selects virtual nodes, in addition to those in the domain liqo.io.
 const OF_VIRTUAL_NODES: [&str; 3] = ["kubernetes.io/hostname", "kubernetes.io/role", "type"];
-/// The fields of a container that may hold the name of a Service.
+/// The fields of a container that may hold the name or the address of a Service.
 const WITH_NAMES: [&str; 8] = [
     "args",
     "command",
@@ -130,6 +130,17 @@ pub fn short_namespaces(home: &Value) -> BTreeSet<&str> {
     }
     all.remove(home["metadata"]["namespace"].as_str().unwrap_or_default());
     all
+}
+
+/// The fields of a pod that may hold the address of a Service, and the addresses in each.
+#[must_use]
+pub fn named_addresses(home: &Value) -> Vec<(String, BTreeSet<IpAddr>)> {
+    let all = with_names(&home["spec"]).into_iter().map(|(place, part)| {
+        let mut found = BTreeSet::new();
+        each_text(part, &mut |text| found.extend(addresses(text)));
+        (place, found)
+    });
+    all.filter(|(_, found)| !found.is_empty()).collect()
 }
 
 /// A pod of the account `default` of which a container has failed for the first time, with this new
