@@ -14,6 +14,7 @@ use super::{
 };
 use crate::{
     offload::{
+        cut,
         names::is_own_there,
         service_names::{add_namespaces, addresses, each_text, short_names},
     },
@@ -44,6 +45,29 @@ const WITHOUT_SERVER: [&str; 7] = [
     "projected",
     "secret",
 ];
+/// Kinds of which objects are not copied, and the attribute of an inline volume of this CSI driver that names one.
+const BY_ATTRIBUTE: [(&str, &str, &str); 3] = [
+    (
+        "SecretProviderClass",
+        "secrets-store.csi.k8s.io",
+        "secretProviderClass",
+    ),
+    (
+        "SecretProviderClass",
+        "secrets-store-gke.csi.k8s.io",
+        "secretProviderClass",
+    ),
+    ("Issuer", "csi.cert-manager.io", "csi.cert-manager.io/issuer-name"),
+];
+/// Such kinds, and the annotation of a pod that names one.
+const BY_ANNOTATION: [(&str, &str); 4] = [
+    ("NetworkAttachmentDefinition", "k8s.v1.cni.cncf.io/networks"),
+    ("NetworkAttachmentDefinition", "v1.multus-cni.io/default-network"),
+    ("IPPool", "cni.projectcalico.org/ipv4pools"),
+    ("IPPool", "cni.projectcalico.org/ipv6pools"),
+];
+/// The longest name in an event.
+const LONGEST_NAMED: usize = 128;
 
 /// The cluster and namespace in which a pod runs.
 pub struct Destination<'a> {
@@ -116,6 +140,7 @@ pub fn caveats(home: &Value, destination: &Destination<'_>) -> Vec<(&'static str
             ),
         ));
     }
+    all.extend(not_copied(home, destination));
     all.extend(names_of_home(home, destination));
     all.extend(path_of_home(home, destination));
     all
@@ -141,6 +166,46 @@ pub fn named_addresses(home: &Value) -> Vec<(String, BTreeSet<IpAddr>)> {
         (place, found)
     });
     all.filter(|(_, found)| !found.is_empty()).collect()
+}
+
+/// A pod that names objects of kinds that are not copied.
+fn not_copied(home: &Value, destination: &Destination<'_>) -> Option<(&'static str, String)> {
+    let mut all = BTreeSet::new();
+    let text = |value: &Value| value.as_str().map(|it| cut(it, LONGEST_NAMED));
+    for volume in volumes::all(&home["spec"]) {
+        for (kind, driver, attribute) in BY_ATTRIBUTE {
+            let named = text(&volume["csi"]["volumeAttributes"][attribute]);
+            if let Some(named) = named.filter(|_| volume["csi"]["driver"] == driver) {
+                let place = volume["name"].as_str().unwrap_or_default();
+                all.insert(format!("{kind} {named} (spec.volumes[{place}])"));
+            }
+        }
+    }
+    for (kind, annotation) in BY_ANNOTATION {
+        if let Some(named) = text(&home["metadata"]["annotations"][annotation]) {
+            all.insert(format!("{kind} {named} (annotation {annotation})"));
+        }
+    }
+    let note = format!(
+        "the pod names objects of kinds that are not copied: {}. In the cluster {} those of the namespace {} or of that cluster \
+         count, and without them it does not start or lacks what they give it: create them there, or keep the pod on nodes of \
+         this cluster",
+        joined(&all),
+        destination.cluster,
+        destination.namespace
+    );
+    (!all.is_empty()).then_some(("NotCopied", note))
+}
+
+/// Whether a volume of the pod may create Secrets when it is mounted.
+#[must_use]
+pub fn creates_secrets(home: &Value) -> bool {
+    volumes::all(&home["spec"]).any(|volume| {
+        let mut drivers = BY_ATTRIBUTE
+            .iter()
+            .filter(|(kind, ..)| *kind == "SecretProviderClass");
+        drivers.any(|(_, driver, _)| volume["csi"]["driver"] == *driver)
+    })
 }
 
 /// A pod of the account `default` of which a container has failed for the first time, with this new
@@ -585,6 +650,54 @@ mod tests {
                 "{note}"
             );
         }
+    }
+
+    #[test]
+    fn objects_of_kinds_that_are_not_copied_are_reported() {
+        let inline = |driver: &str, attributes: Value| json!({"volumes": [{"name": "v", "csi": {"driver": driver, "volumeAttributes": attributes}}]});
+        let noted = |annotations: Value, spec: Value| {
+            let home = json!({"metadata": {"namespace": "shop", "annotations": annotations}, "spec": spec});
+            let all = caveats(&home, &to("shop-home"));
+            let all = all.into_iter().map(|(reason, note)| {
+                assert_eq!(reason, "NotCopied");
+                for words in ["milan", "namespace shop-home", "keep the pod"] {
+                    assert!(note.contains(words), "{note}");
+                }
+                note
+            });
+            all.collect::<Vec<_>>().concat()
+        };
+        for (annotations, spec, wanted) in [
+            (
+                json!({}),
+                inline(
+                    "secrets-store.csi.k8s.io",
+                    json!({"secretProviderClass": "vault"}),
+                ),
+                "SecretProviderClass vault (spec.volumes[v])",
+            ),
+            (
+                json!({}),
+                inline(
+                    "csi.cert-manager.io",
+                    json!({"csi.cert-manager.io/issuer-name": "ca"}),
+                ),
+                "Issuer ca (spec.volumes[v])",
+            ),
+            (
+                json!({"k8s.v1.cni.cncf.io/networks": "macvlan"}),
+                json!({}),
+                "NetworkAttachmentDefinition macvlan (annotation k8s.v1.cni.cncf.io/networks)",
+            ),
+        ] {
+            let note = noted(annotations, spec);
+            assert!(note.contains(wanted), "{note}");
+        }
+        let others = json!({"k8s.v1.cni.cncf.io/network-status": "[]", "example.com/networks": "a"});
+        assert_eq!(
+            noted(others, inline("smb.csi.k8s.io", json!({"source": "nas"}))),
+            ""
+        );
     }
 
     #[test]
