@@ -214,6 +214,7 @@ impl Writer<'_> {
             namespace,
             is_same_there: &|namespace| self.pods.keeps_its_name(namespace),
             existing: self.pods.existing(home).await,
+            is_routed: self.pods.network().is_some(),
             selected: self.pods.selected_by_others(home),
             settings: &self.pods.settings(),
         };

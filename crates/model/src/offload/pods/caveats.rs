@@ -68,6 +68,14 @@ const BY_ANNOTATION: [(&str, &str); 4] = [
 ];
 /// The longest name in an event.
 const LONGEST_NAMED: usize = 128;
+/// Prefixes of readiness gates of load balancers that send traffic to the addresses of pods: of Google, Tencent,
+/// Alibaba and AWS.
+const GATES_OF_BALANCERS: [&str; 4] = [
+    "cloud.google.com/load-balancer-",
+    "cloud.tencent.com/load-balancer-",
+    "service.readiness.alibabacloud.com/",
+    "target-health.",
+];
 
 /// The cluster and namespace in which a pod runs.
 pub struct Destination<'a> {
@@ -78,6 +86,8 @@ pub struct Destination<'a> {
     pub is_same_there: &'a (dyn Fn(&str) -> bool + Sync),
     /// Namespaces of this cluster, as far as short names in the pod may mean them.
     pub existing: BTreeSet<String>,
+    /// Whether there are routes to the pods of the cluster.
+    pub is_routed: bool,
     /// Labels by which the `clusterSelector` of the namespace and the `RemoteCluster` select the
     /// pod's node.
     pub selected: BTreeSet<String>,
@@ -141,6 +151,8 @@ pub fn caveats(home: &Value, destination: &Destination<'_>) -> Vec<(&'static str
         ));
     }
     all.extend(not_copied(home, destination));
+    all.extend(gate_of_home(spec, destination));
+    all.extend(agent_of_node(spec, cluster));
     all.extend(names_of_home(home, destination));
     all.extend(path_of_home(home, destination));
     all
@@ -206,6 +218,23 @@ pub fn creates_secrets(home: &Value) -> bool {
             .filter(|(kind, ..)| *kind == "SecretProviderClass");
         drivers.any(|(_, driver, _)| volume["csi"]["driver"] == *driver)
     })
+}
+
+/// A pod with readiness gates of load balancers that do not reach it.
+fn gate_of_home(spec: &Value, destination: &Destination<'_>) -> Option<(&'static str, String)> {
+    let gates = spec["readinessGates"].as_array().into_iter().flatten();
+    let gates = gates.filter_map(|gate| gate["conditionType"].as_str());
+    let gates: BTreeSet<&str> = gates
+        .filter(|gate| GATES_OF_BALANCERS.iter().any(|prefix| gate.starts_with(prefix)))
+        .collect();
+    let cluster = destination.cluster;
+    let note = format!(
+        "the pod has readiness gates of a load balancer ({}), which sends traffic to addresses of pods, and it has none here, as \
+         there are no routes to the cluster {cluster} (spec.fabric.network of RemoteCluster {cluster} is Isolated): it does not \
+         become ready. Set the mode Routed if there are routes, or keep the pod on nodes of this cluster",
+        joined(&gates)
+    );
+    (!gates.is_empty() && !destination.is_routed).then_some(("ReadinessGateOfHome", note))
 }
 
 /// A pod of the account `default` of which a container has failed for the first time, with this new
@@ -308,6 +337,38 @@ impl Destination<'_> {
     pub fn leads_elsewhere(&self, own: &str, namespace: &str) -> bool {
         namespace != self.namespace && (namespace == own || !(self.is_same_there)(namespace))
     }
+}
+
+/// A pod that sends to an agent on its node, by a variable with the address of the node. A variable that is not used as
+/// a host name may be for logs only.
+fn agent_of_node(spec: &Value, cluster: &str) -> Option<(&'static str, String)> {
+    let mut found = BTreeSet::new();
+    for (list, container) in containers(spec) {
+        let mut texts = Vec::new();
+        for field in ["args", "command", "env"] {
+            each_text(&container[field], &mut |text| texts.push(text));
+        }
+        for variable in container["env"].as_array().into_iter().flatten() {
+            let field = variable["valueFrom"]["fieldRef"]["fieldPath"].as_str();
+            let name = variable["name"].as_str().unwrap_or_default();
+            let (in_url, with_port) = (format!("//$({name})"), format!("$({name}):"));
+            let is_host = name.contains("AGENT")
+                || name.ends_with("_HOST")
+                || texts
+                    .iter()
+                    .any(|text| text.contains(&in_url) || text.contains(&with_port));
+            if is_host && matches!(field, Some("status.hostIP" | "status.hostIPs")) {
+                let container = container["name"].as_str().unwrap_or_default();
+                found.insert(format!("{name} of spec.{list}[{container}]"));
+            }
+        }
+    }
+    let note = format!(
+        "the variable {} has the address of the pod's node, which is one of the cluster {cluster}: agents of DaemonSets of this \
+         cluster do not run there. Run such an agent there, too, or keep the pod on nodes of this cluster",
+        joined(&found)
+    );
+    (!found.is_empty()).then_some(("AgentOfNode", note))
 }
 
 /// The containers of a pod, each with the name of its list.
@@ -466,6 +527,7 @@ mod tests {
             namespace,
             is_same_there: &|namespace| namespace == "same",
             existing: ["data".to_owned(), "same".to_owned()].into(),
+            is_routed: false,
             selected: ["country".to_owned()].into(),
             settings: settings(),
         }
@@ -698,6 +760,57 @@ mod tests {
             noted(others, inline("smb.csi.k8s.io", json!({"source": "nas"}))),
             ""
         );
+    }
+
+    #[test]
+    fn agents_on_the_node_are_reported() {
+        let with = |name: &str, field: &str, others: Value| {
+            let mut env = vec![json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": field}}})];
+            env.extend(others.as_array().unwrap().iter().cloned());
+            json!({"containers": [{"name": "web", "env": env}]})
+        };
+        let otlp = |value: &str| json!([{"name": "OTLP", "value": value}]);
+        for (spec, variable) in [
+            (
+                with("DD_AGENT_HOST", "status.hostIP", json!([])),
+                Some("DD_AGENT_HOST"),
+            ),
+            (
+                with("HOST_IP", "status.hostIP", otlp("http://$(HOST_IP):4317")),
+                Some("HOST_IP"),
+            ),
+            (with("NODE_IP", "status.hostIP", otlp("node=$(NODE_IP)")), None),
+            (with("DB_HOST", "status.podIP", json!([])), None),
+        ] {
+            let there = said(&spec, "shop");
+            assert_eq!(there.len(), usize::from(variable.is_some()), "{spec}");
+            for (reason, note) in there {
+                assert_eq!(reason, "AgentOfNode");
+                let wanted = format!("variable {} of spec.containers[web]", variable.unwrap());
+                assert!(note.contains(&wanted), "{note}");
+            }
+        }
+    }
+
+    #[test]
+    fn gates_of_load_balancers_are_reported_without_routes() {
+        let home = json!({"metadata": {"namespace": "shop"}, "spec": {"readinessGates": [
+            {"conditionType": "InPlaceUpdateReady"}, {"conditionType": "target-health.elbv2.k8s.aws/web"},
+        ]}});
+        let all = caveats(&home, &to("shop"));
+        assert_eq!((all.len(), all[0].0), (1, "ReadinessGateOfHome"));
+        let note = &all[0].1;
+        assert!(
+            note.contains("(target-health.elbv2.k8s.aws/web)")
+                && note.contains("milan")
+                && note.contains("keep the pod"),
+            "{note}"
+        );
+        let routed = Destination {
+            is_routed: true,
+            ..to("shop")
+        };
+        assert!(caveats(&home, &routed).is_empty());
     }
 
     #[test]

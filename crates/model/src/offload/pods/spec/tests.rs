@@ -181,6 +181,7 @@ fn fields_with_another_meaning_there_are_reported() {
             namespace: "shop",
             is_same_there: &|_| true,
             existing: BTreeSet::new(),
+            is_routed: true,
             selected: BTreeSet::new(),
             settings: &RemoteSettings::default(),
         };
