@@ -125,6 +125,7 @@ struct RecentLists {
     snapshot_classes: Recent<Result<Vec<SnapshotClass>, ApiError>>,
     static_volumes: Recent<Result<Vec<StaticVolume>, ApiError>>,
     service_addresses: Recent<ServiceAddresses>,
+    service_ranges: Recent<Vec<String>>,
 }
 
 impl Cluster {

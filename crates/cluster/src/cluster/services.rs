@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
-use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::{core::v1::Service, networking::v1::ServiceCIDR};
 use kube::ResourceExt;
 
 use super::{ApiError, Cluster};
@@ -28,6 +28,17 @@ impl Cluster {
             Ok(found.into_iter().flatten().collect())
         };
         self.0.recent.service_addresses.get(namespace, read).await
+    }
+
+    /// The ranges of the addresses of Services, from a list that concurrent calls share. They are not known before
+    /// Kubernetes 1.33.
+    pub async fn service_ranges(&self) -> Arc<Vec<String>> {
+        let read = || async {
+            let ranges = self.all::<ServiceCIDR>();
+            let found = ranges.pick(None, None, |it| it.spec?.cidrs).await;
+            found.unwrap_or_default().concat()
+        };
+        self.0.recent.service_ranges.get("", read).await
     }
 }
 

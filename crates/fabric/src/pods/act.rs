@@ -213,6 +213,8 @@ impl Writer<'_> {
             cluster: self.pods.cluster.as_str(),
             namespace,
             is_same_there: &|namespace| self.pods.keeps_its_name(namespace),
+            existing: self.pods.existing(home).await,
+            is_routed: self.pods.network().is_some(),
             selected: self.pods.selected_by_others(home),
             settings: &self.pods.settings(),
         };
@@ -221,7 +223,7 @@ impl Writer<'_> {
             events.warn_object(reference(home), reason, &note).await;
         }
         self.pods.report_configuration(home, &destination).await;
-        self.pods.report_aliases(home).await;
+        self.pods.report_addresses(home).await;
     }
 
     async fn create(&self, home: &RawPod, place: &Place, namespace: &str) -> Result<Creation, ApiError> {

@@ -11,7 +11,7 @@ use super::{Pods, changes::reference};
 use crate::{
     cluster::ApiError,
     offload::{
-        pods::{Destination, Waiting, configuration},
+        pods::{Destination, Waiting, configuration, creates_secrets},
         reflection::{Kind, name_of_copy, why_not_copied},
     },
     places::Place,
@@ -22,6 +22,8 @@ use crate::{
 /// The longest wait for a copy: some copies are never written.
 pub(super) const LONGEST: Duration = Duration::from_secs(30);
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
+/// The reason of a pod that requires an object that neither cluster has.
+const MISSING: &str = "ConfigurationMissing";
 /// The reason for a pod, and for an object at home, if the cluster refuses the copy of an object.
 pub(super) const REFLECTION_REFUSED: &str = "ReflectionRefused";
 
@@ -53,6 +55,7 @@ impl Pods<'_> {
         namespace: &str,
     ) -> Result<Option<Waiting>, ApiError> {
         let copies = self.copies(home);
+        let is_created_there = creates_secrets(&home.json());
         for (kind, name) in required(home) {
             if copies.as_ref().is_some_and(|it| it.includes(kind, &name)) {
                 continue;
@@ -69,6 +72,9 @@ impl Pods<'_> {
                 }
                 Kind::Service | Kind::EndpointSlice => None,
             };
+            // The pod has to be there first.
+            let waiting =
+                waiting.filter(|it| !(is_created_there && kind == Kind::Secret && it.reason == MISSING));
             if waiting.is_some() {
                 return Ok(waiting);
             }
@@ -108,7 +114,7 @@ impl Pods<'_> {
                 }
             }
             None => Waiting {
-                reason: "ConfigurationMissing",
+                reason: MISSING,
                 message: format!(
                     "it requires the {kind:?} {name}, which neither this cluster nor the cluster {cluster} has: create it in the \
                      namespace {own}"

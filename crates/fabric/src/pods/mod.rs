@@ -101,6 +101,7 @@ pub(super) struct Pods<'a> {
     longest_copying: Duration,
     /// How long a Service has to lack endpoints before that is reported.
     lacking_after: Duration,
+    existing: services::Existing,
     given_up: GivenUp,
     events: Events,
     _stops: tokio_util::sync::DropGuard,
@@ -198,6 +199,7 @@ impl<'a> Pods<'a> {
             copying: Waited::default(),
             longest_copying: configuration::LONGEST,
             lacking_after: services::LACKING_AFTER,
+            existing: services::Existing::default(),
             given_up: given_up.clone(),
             events: Events::new(places.home.client().clone()),
             _stops: stop.drop_guard(),

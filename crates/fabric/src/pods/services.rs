@@ -4,20 +4,24 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
 use futures::future::select_all;
-use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::core::v1::{Namespace, Service};
 use kube::{Resource, ResourceExt};
 use tokio::time::{self, Instant};
 
 use super::{Pods, changes::reference};
 use crate::{
-    cluster::view::{Changed, Feed},
+    cluster::{
+        ApiError,
+        view::{Changed, Feed},
+    },
     offload::{
-        Labels, Unreached,
+        Labels, Unreached, is_in_ranges, is_name,
+        pods::{named_addresses, short_namespaces},
         reflection::{Original, slices_of},
     },
     places::Sources,
@@ -32,6 +36,33 @@ pub(super) const LACKING_AFTER: Duration = Duration::from_secs(30);
 const IDLE: Duration = Duration::from_hours(1);
 /// The shortest pause between two checks, so that changes are handled together.
 const PACE: Duration = Duration::from_secs(1);
+
+/// Namespaces that are looked up for a pod.
+const MOST_LOOKED_UP: usize = 8;
+/// For how long it is remembered whether a namespace exists: many pods have the same template.
+const REMEMBERED: Duration = Duration::from_mins(1);
+const MOST_REMEMBERED: usize = 1000;
+
+/// The namespaces that were looked up, and whether they exist.
+#[derive(Default)]
+pub(super) struct Existing(Mutex<BTreeMap<String, (bool, Instant)>>);
+
+impl Existing {
+    fn get(&self, name: &str) -> Option<bool> {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (exists, when) = all.get(name)?;
+        (when.elapsed() < REMEMBERED).then_some(*exists)
+    }
+
+    fn record(&self, name: &str, exists: bool) -> bool {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if all.len() >= MOST_REMEMBERED {
+            all.clear();
+        }
+        all.insert(name.to_owned(), (exists, Instant::now()));
+        exists
+    }
+}
 
 /// The Services of a namespace, and their changes.
 pub(super) struct Watch {
@@ -221,38 +252,87 @@ impl Pods<'_> {
         )
     }
 
-    /// Emits an event on a pod whose `hostAliases` have the address of a Service of its namespace: each cluster has its
-    /// own.
-    pub(super) async fn report_aliases(&self, home: &RawPod) {
-        let aliases = home.spec["hostAliases"].as_array().into_iter().flatten();
-        let aliases: BTreeSet<IpAddr> = aliases.filter_map(|it| it["ip"].as_str()?.parse().ok()).collect();
-        if aliases.is_empty() {
+    /// The namespaces of this cluster that short names in the pod may mean, except those that have their own name in
+    /// remote clusters.
+    pub(super) async fn existing(&self, home: &RawPod) -> BTreeSet<String> {
+        let pod = home.json();
+        let named = short_namespaces(&pod).into_iter();
+        let named = named.filter(|it| is_name(it) && !self.keeps_its_name(it));
+        let mut existing = BTreeSet::new();
+        for name in named.take(MOST_LOOKED_UP) {
+            let exists = match self.existing.get(name) {
+                Some(exists) => exists,
+                None => match self.places.home.all::<Namespace>().get(name).await {
+                    Ok(found) => self.existing.record(name, found.is_some()),
+                    Err(error) => {
+                        tracing::warn!(pod = home.key(), namespace = name, %error, "failed to find a namespace that a pod may name");
+                        false
+                    }
+                },
+            };
+            if exists {
+                existing.insert(name.to_owned());
+            }
+        }
+        existing
+    }
+
+    /// Emits an event on a pod that has addresses of Services of this cluster: each cluster has its own.
+    pub(super) async fn report_addresses(&self, home: &RawPod) {
+        let places = named_addresses(&home.json());
+        if places.is_empty() {
             return;
         }
-        let namespace = home.namespace().unwrap_or_default();
-        let services = self.places.home.service_addresses(&namespace).await;
-        let cluster = &self.cluster;
-        let named: BTreeSet<&str> = match services.as_ref() {
-            Ok(services) => aliases
-                .iter()
-                .filter_map(|ip| services.get(ip).map(String::as_str))
-                .collect(),
+        let addresses = places.iter().flat_map(|(_, found)| found).copied().collect();
+        let of_services = match self.of_services(home, &addresses).await {
+            Ok(of_services) => of_services,
             Err(error) => {
-                tracing::warn!(pod = home.key(), %error, "failed to find the Services that hostAliases of a pod may name");
+                tracing::warn!(pod = home.key(), %error, "failed to find the Services whose addresses a pod may have");
                 return;
             }
         };
+        let (mut named, mut fields) = (BTreeSet::new(), BTreeSet::new());
+        for (place, found) in places {
+            for service in found.iter().filter_map(|it| of_services.get(it)) {
+                named.insert(service.clone());
+                fields.insert(place.clone());
+            }
+        }
         if named.is_empty() {
             return;
         }
-        let named = Vec::from_iter(named).join(", ");
+        let list = |all: BTreeSet<String>| all.into_iter().collect::<Vec<_>>().join(", ");
         let note = format!(
-            "spec.hostAliases has the address of these Services in this cluster: {named}. In the cluster {cluster} it leads to \
-             nothing or to others: use the names of the Services, or keep the pod on nodes of this cluster"
+            "{} has the address of these Services in this cluster: {}. In the cluster {} it leads to nothing or to others: use \
+             the names of the Services, or keep the pod on nodes of this cluster",
+            list(fields),
+            list(named),
+            self.cluster
         );
         self.events
             .warn_object(reference(home), "NameOfHomeNamespace", &note)
             .await;
+    }
+
+    /// Those of the addresses that are addresses of Services of this cluster, and the name of the Service if it is
+    /// one of the pod's namespace.
+    async fn of_services(
+        &self,
+        home: &RawPod,
+        addresses: &BTreeSet<IpAddr>,
+    ) -> Result<BTreeMap<IpAddr, String>, ApiError> {
+        let ranges = self.places.home.service_ranges().await;
+        let known = addresses.iter().filter(|ip| is_in_ranges(**ip, &ranges));
+        let mut all: BTreeMap<IpAddr, String> = known.map(|ip| (*ip, ip.to_string())).collect();
+        if all.is_empty() && !ranges.is_empty() {
+            return Ok(all);
+        }
+        let namespace = home.namespace().unwrap_or_default();
+        let services = self.places.home.service_addresses(&namespace).await;
+        let named = services.as_ref().as_ref().map_err(Clone::clone)?;
+        let named = named.iter().filter(|(ip, _)| addresses.contains(ip));
+        all.extend(named.map(|(ip, name)| (*ip, name.clone())));
+        Ok(all)
     }
 
     async fn report_unreached(&self, namespace: &str, name: &str) {

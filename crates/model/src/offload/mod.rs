@@ -28,7 +28,7 @@ pub use self::{
     claims::{Claim, Volumes},
     decision::{Decision, Facts, Placed, Seen, Step, decide},
     names::{NameRefused, never_offloaded, remote_name},
-    network::{NotRouted, PodNetwork, Routes},
+    network::{NotRouted, PodNetwork, Routes, is_in_ranges},
     ports::{Port, assigned},
     selector::{ParseError, parse, selects, suggested},
     status::{ClusterState, Phase, Readiness, Unselected, phase},

@@ -65,7 +65,7 @@ pub fn remote_name(
     if !is_label(&name) {
         return Err(NameRefused::Invalid(name));
     }
-    if name == "default" || name.starts_with("kube-") {
+    if !is_own_there(&name) {
         return Err(NameRefused::Reserved(name));
     }
     // A namespace that took the default name of another one would block that one.
@@ -73,6 +73,11 @@ pub fn remote_name(
         return Err(NameRefused::OfAnother(name));
     }
     Ok(name)
+}
+
+/// Whether a namespace of remote clusters may have this name: others are those of Kubernetes.
+pub(super) fn is_own_there(name: &str) -> bool {
+    name != "default" && !name.starts_with("kube-")
 }
 
 /// Whether it may be the default name of some namespace of this cluster, or of another cluster whose id is a uid, as it

@@ -35,6 +35,13 @@ struct Represented {
     routed: bool,
 }
 
+/// Whether one of these ranges has the address.
+#[must_use]
+pub fn is_in_ranges(ip: IpAddr, ranges: &[String]) -> bool {
+    let mut ranges = ranges.iter().filter_map(|it| it.parse::<IpNet>().ok());
+    ranges.any(|range| range.contains(&ip))
+}
+
 impl FromIterator<(String, String, bool)> for Routes {
     /// From nodes, the clusters that they represent, and whether these are routed.
     fn from_iter<I: IntoIterator<Item = (String, String, bool)>>(all: I) -> Self {

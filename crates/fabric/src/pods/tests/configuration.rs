@@ -235,6 +235,30 @@ async fn a_pod_waits_for_an_object_that_neither_cluster_has() {
     optional.run_until(World::is_running).await;
 }
 
+/// The Secrets Store CSI driver creates Secrets when a pod mounts its volume, not before.
+#[tokio::test]
+async fn a_secret_that_a_volume_of_the_pod_creates_is_not_waited_for() {
+    let world = with_required("secrets", "synced", json!({})).await;
+    world.home.remove("/api/v1/namespaces/shop/secrets/synced");
+    let driver = "secrets-store.csi.k8s.io";
+    world
+        .there
+        .put(&format!("/apis/storage.k8s.io/v1/csidrivers/{driver}"), json!({}));
+    let volume = json!({"name": "keys", "csi": {
+        "driver": driver, "volumeAttributes": {"secretProviderClass": "vault"},
+    }});
+    world.home.change(POD, |pod| {
+        pod["spec"]["volumes"].as_array_mut().unwrap().push(volume);
+    });
+    world.run_until(World::is_running).await;
+    let told = told(&world);
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!(
+        told[0].starts_with("NotCopied ") && told[0].contains("SecretProviderClass vault"),
+        "{told:?}"
+    );
+}
+
 /// For example, controllers of both clusters create one.
 #[tokio::test]
 async fn uncopied_objects_that_exist_remotely_do_not_keep_a_pod_pending() {

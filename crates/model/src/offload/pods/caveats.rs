@@ -1,7 +1,7 @@
 //! The fields of a pod that its remote cluster interprets differently, or ignores. Such a pod runs
 //! there, and gets an event.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, net::IpAddr};
 
 use serde_json::Value;
 
@@ -12,19 +12,69 @@ use super::{
     },
     volumes,
 };
-use crate::{offload::service_names::add_namespaces, volume::is_within};
+use crate::{
+    offload::{
+        cut,
+        names::is_own_there,
+        service_names::{add_namespaces, addresses, each_text, short_names},
+    },
+    volume::is_within,
+};
 
 /// Labels by which a pod selects virtual nodes, in addition to those in the domain liqo.io.
 const OF_VIRTUAL_NODES: [&str; 3] = ["kubernetes.io/hostname", "kubernetes.io/role", "type"];
-/// The fields of a container that may hold the name of a Service.
-const WITH_NAMES: [&str; 7] = [
+/// The fields of a container that may hold the name or the address of a Service.
+const WITH_NAMES: [&str; 8] = [
     "args",
     "command",
     "env",
+    "image",
     "lifecycle",
     "livenessProbe",
     "readinessProbe",
     "startupProbe",
+];
+
+/// Kinds of volumes that name no server.
+const WITHOUT_SERVER: [&str; 7] = [
+    "configMap",
+    "downwardAPI",
+    "emptyDir",
+    "name",
+    "persistentVolumeClaim",
+    "projected",
+    "secret",
+];
+/// Kinds of which objects are not copied, and the attribute of an inline volume of this CSI driver that names one.
+const BY_ATTRIBUTE: [(&str, &str, &str); 3] = [
+    (
+        "SecretProviderClass",
+        "secrets-store.csi.k8s.io",
+        "secretProviderClass",
+    ),
+    (
+        "SecretProviderClass",
+        "secrets-store-gke.csi.k8s.io",
+        "secretProviderClass",
+    ),
+    ("Issuer", "csi.cert-manager.io", "csi.cert-manager.io/issuer-name"),
+];
+/// Such kinds, and the annotation of a pod that names one.
+const BY_ANNOTATION: [(&str, &str); 4] = [
+    ("NetworkAttachmentDefinition", "k8s.v1.cni.cncf.io/networks"),
+    ("NetworkAttachmentDefinition", "v1.multus-cni.io/default-network"),
+    ("IPPool", "cni.projectcalico.org/ipv4pools"),
+    ("IPPool", "cni.projectcalico.org/ipv6pools"),
+];
+/// The longest name in an event.
+const LONGEST_NAMED: usize = 128;
+/// Prefixes of readiness gates of load balancers that send traffic to the addresses of pods: of Google, Tencent,
+/// Alibaba and AWS.
+const GATES_OF_BALANCERS: [&str; 4] = [
+    "cloud.google.com/load-balancer-",
+    "cloud.tencent.com/load-balancer-",
+    "service.readiness.alibabacloud.com/",
+    "target-health.",
 ];
 
 /// The cluster and namespace in which a pod runs.
@@ -34,6 +84,10 @@ pub struct Destination<'a> {
     pub namespace: &'a str,
     /// Whether another namespace is offloaded under its own name.
     pub is_same_there: &'a (dyn Fn(&str) -> bool + Sync),
+    /// Namespaces of this cluster, as far as short names in the pod may mean them.
+    pub existing: BTreeSet<String>,
+    /// Whether there are routes to the pods of the cluster.
+    pub is_routed: bool,
     /// Labels by which the `clusterSelector` of the namespace and the `RemoteCluster` select the
     /// pod's node.
     pub selected: BTreeSet<String>,
@@ -96,9 +150,91 @@ pub fn caveats(home: &Value, destination: &Destination<'_>) -> Vec<(&'static str
             ),
         ));
     }
+    all.extend(not_copied(home, destination));
+    all.extend(gate_of_home(spec, destination));
+    all.extend(agent_of_node(spec, cluster));
     all.extend(names_of_home(home, destination));
     all.extend(path_of_home(home, destination));
     all
+}
+
+/// The namespaces that short names such as `db.data` in a pod may mean.
+#[must_use]
+pub fn short_namespaces(home: &Value) -> BTreeSet<&str> {
+    let mut all = BTreeSet::new();
+    for (_, part) in with_names(&home["spec"]) {
+        each_text(part, &mut |text| all.extend(short_names(text)));
+    }
+    all.remove(home["metadata"]["namespace"].as_str().unwrap_or_default());
+    all
+}
+
+/// The fields of a pod that may hold the address of a Service, and the addresses in each.
+#[must_use]
+pub fn named_addresses(home: &Value) -> Vec<(String, BTreeSet<IpAddr>)> {
+    let all = with_names(&home["spec"]).into_iter().map(|(place, part)| {
+        let mut found = BTreeSet::new();
+        each_text(part, &mut |text| found.extend(addresses(text)));
+        (place, found)
+    });
+    all.filter(|(_, found)| !found.is_empty()).collect()
+}
+
+/// A pod that names objects of kinds that are not copied.
+fn not_copied(home: &Value, destination: &Destination<'_>) -> Option<(&'static str, String)> {
+    let mut all = BTreeSet::new();
+    let text = |value: &Value| value.as_str().map(|it| cut(it, LONGEST_NAMED));
+    for volume in volumes::all(&home["spec"]) {
+        for (kind, driver, attribute) in BY_ATTRIBUTE {
+            let named = text(&volume["csi"]["volumeAttributes"][attribute]);
+            if let Some(named) = named.filter(|_| volume["csi"]["driver"] == driver) {
+                let place = volume["name"].as_str().unwrap_or_default();
+                all.insert(format!("{kind} {named} (spec.volumes[{place}])"));
+            }
+        }
+    }
+    for (kind, annotation) in BY_ANNOTATION {
+        if let Some(named) = text(&home["metadata"]["annotations"][annotation]) {
+            all.insert(format!("{kind} {named} (annotation {annotation})"));
+        }
+    }
+    let note = format!(
+        "the pod names objects of kinds that are not copied: {}. In the cluster {} those of the namespace {} or of that cluster \
+         count, and without them it does not start or lacks what they give it: create them there, or keep the pod on nodes of \
+         this cluster",
+        joined(&all),
+        destination.cluster,
+        destination.namespace
+    );
+    (!all.is_empty()).then_some(("NotCopied", note))
+}
+
+/// Whether a volume of the pod may create Secrets when it is mounted.
+#[must_use]
+pub fn creates_secrets(home: &Value) -> bool {
+    volumes::all(&home["spec"]).any(|volume| {
+        let mut drivers = BY_ATTRIBUTE
+            .iter()
+            .filter(|(kind, ..)| *kind == "SecretProviderClass");
+        drivers.any(|(_, driver, _)| volume["csi"]["driver"] == *driver)
+    })
+}
+
+/// A pod with readiness gates of load balancers that do not reach it.
+fn gate_of_home(spec: &Value, destination: &Destination<'_>) -> Option<(&'static str, String)> {
+    let gates = spec["readinessGates"].as_array().into_iter().flatten();
+    let gates = gates.filter_map(|gate| gate["conditionType"].as_str());
+    let gates: BTreeSet<&str> = gates
+        .filter(|gate| GATES_OF_BALANCERS.iter().any(|prefix| gate.starts_with(prefix)))
+        .collect();
+    let cluster = destination.cluster;
+    let note = format!(
+        "the pod has readiness gates of a load balancer ({}), which sends traffic to addresses of pods, and it has none here, as \
+         there are no routes to the cluster {cluster} (spec.fabric.network of RemoteCluster {cluster} is Isolated): it does not \
+         become ready. Set the mode Routed if there are routes, or keep the pod on nodes of this cluster",
+        joined(&gates)
+    );
+    (!gates.is_empty() && !destination.is_routed).then_some(("ReadinessGateOfHome", note))
 }
 
 /// A pod of the account `default` of which a container has failed for the first time, with this new
@@ -144,6 +280,10 @@ fn names_of_home(home: &Value, destination: &Destination<'_>) -> Vec<(&'static s
     for (place, part) in with_names(&home["spec"]) {
         let mut named = BTreeSet::new();
         add_namespaces(part, own, &mut named);
+        each_text(part, &mut |text| {
+            let existing = short_names(text).filter(|it| destination.existing.contains(*it));
+            named.extend(existing.map(str::to_owned));
+        });
         named.retain(|it| destination.leads_elsewhere(own, it));
         if named.remove(own) {
             of_own.insert(place.clone());
@@ -157,7 +297,7 @@ fn names_of_home(home: &Value, destination: &Destination<'_>) -> Vec<(&'static s
         all.push((
             REASON,
             format!(
-                "{} has a name with {own}.svc, and the namespace of the pod in the cluster {cluster} is {}, where such a name \
+                "{} has a name in the namespace {own}, and that of the pod in the cluster {cluster} is {}, where such a name \
                  leads to nothing or to others: use the name of the Service alone, or the namespaceMappingStrategy \
                  EnforceSameName, or keep the pod on nodes of this cluster",
                 joined(&of_own),
@@ -166,12 +306,22 @@ fn names_of_home(home: &Value, destination: &Destination<'_>) -> Vec<(&'static s
         ));
     }
     if !of_others.is_empty() {
+        let of_api = if others.contains("default") {
+            " (kubernetes.default is the API server of that cluster)"
+        } else {
+            ""
+        };
+        let way_out = if others.iter().any(|it| is_own_there(it)) {
+            "Offload these with the namespaceMappingStrategy EnforceSameName"
+        } else {
+            "Use Services of namespaces that may have their own name there"
+        };
         all.push((
             REASON,
             format!(
                 "{} names Services in namespaces that are not offloaded under their own names ({}): in the cluster {cluster} \
-                 such a name leads to nothing, or to what that cluster has under it. Offload these with the \
-                 namespaceMappingStrategy EnforceSameName, or keep the pod on nodes of this cluster",
+                 such a name leads to nothing, or to what that cluster has under it{of_api}. {way_out}, or keep the pod on nodes \
+                 of this cluster",
                 joined(&of_others),
                 joined(&others)
             ),
@@ -187,6 +337,46 @@ impl Destination<'_> {
     pub fn leads_elsewhere(&self, own: &str, namespace: &str) -> bool {
         namespace != self.namespace && (namespace == own || !(self.is_same_there)(namespace))
     }
+}
+
+/// A pod that sends to an agent on its node, by a variable with the address of the node. A variable that is not used as
+/// a host name may be for logs only.
+fn agent_of_node(spec: &Value, cluster: &str) -> Option<(&'static str, String)> {
+    let mut found = BTreeSet::new();
+    for (list, container) in containers(spec) {
+        let mut texts = Vec::new();
+        for field in ["args", "command", "env"] {
+            each_text(&container[field], &mut |text| texts.push(text));
+        }
+        for variable in container["env"].as_array().into_iter().flatten() {
+            let field = variable["valueFrom"]["fieldRef"]["fieldPath"].as_str();
+            let name = variable["name"].as_str().unwrap_or_default();
+            let (in_url, with_port) = (format!("//$({name})"), format!("$({name}):"));
+            let is_host = name.contains("AGENT")
+                || name.ends_with("_HOST")
+                || texts
+                    .iter()
+                    .any(|text| text.contains(&in_url) || text.contains(&with_port));
+            if is_host && matches!(field, Some("status.hostIP" | "status.hostIPs")) {
+                let container = container["name"].as_str().unwrap_or_default();
+                found.insert(format!("{name} of spec.{list}[{container}]"));
+            }
+        }
+    }
+    let note = format!(
+        "the variable {} has the address of the pod's node, which is one of the cluster {cluster}: agents of DaemonSets of this \
+         cluster do not run there. Run such an agent there, too, or keep the pod on nodes of this cluster",
+        joined(&found)
+    );
+    (!found.is_empty()).then_some(("AgentOfNode", note))
+}
+
+/// The containers of a pod, each with the name of its list.
+fn containers(spec: &Value) -> impl Iterator<Item = (&'static str, &Value)> {
+    ["containers", "initContainers"].into_iter().flat_map(|list| {
+        let all = spec[list].as_array().into_iter().flatten();
+        all.map(move |container| (list, container))
+    })
 }
 
 /// A pod whose required spreading is only preferred in the remote cluster. Spreading over clusters
@@ -302,14 +492,18 @@ fn ignored_labels<'a>(spec: &'a Value, selected: &BTreeSet<String>) -> BTreeSet<
 /// The fields that may hold the name of a Service, and their values.
 fn with_names(spec: &Value) -> Vec<(String, &Value)> {
     let mut places = Vec::new();
-    for list in ["containers", "initContainers"] {
-        for container in spec[list].as_array().into_iter().flatten() {
-            let name = container["name"].as_str().unwrap_or_default();
-            let fields = WITH_NAMES.iter();
-            places.extend(fields.map(|field| (format!("spec.{list}[{name}].{field}"), &container[*field])));
-        }
+    for (list, container) in containers(spec) {
+        let name = container["name"].as_str().unwrap_or_default();
+        let fields = WITH_NAMES.iter();
+        places.extend(fields.map(|field| (format!("spec.{list}[{name}].{field}"), &container[*field])));
     }
-    places.push(("spec.dnsConfig".to_owned(), &spec["dnsConfig"]["searches"]));
+    for volume in volumes::all(spec) {
+        let name = volume["name"].as_str().unwrap_or_default();
+        let kinds = volume.as_object().into_iter().flatten();
+        let kinds = kinds.filter(|(kind, _)| !WITHOUT_SERVER.contains(&kind.as_str()));
+        places.extend(kinds.map(|(_, server)| (format!("spec.volumes[{name}]"), server)));
+    }
+    places.push(("spec.dnsConfig".to_owned(), &spec["dnsConfig"]));
     places.push(("spec.hostAliases".to_owned(), &spec["hostAliases"]));
     places
 }
@@ -332,6 +526,8 @@ mod tests {
             cluster: "milan",
             namespace,
             is_same_there: &|namespace| namespace == "same",
+            existing: ["data".to_owned(), "same".to_owned()].into(),
+            is_routed: false,
             selected: ["country".to_owned()].into(),
             settings: settings(),
         }
@@ -434,6 +630,24 @@ mod tests {
                 json!({"hostAliases": [{"ip": "10.0.0.1", "hostnames": ["db.shop.svc"]}]}),
                 "spec.hostAliases",
             ),
+            (
+                json!({"volumes": [{"name": "nas", "nfs": {"server": "nfs.shop.svc.cluster.local", "path": "/"}}]}),
+                "spec.volumes[nas]",
+            ),
+            (
+                json!({"volumes": [{"name": "nas", "csi": {
+                    "driver": "smb.csi.k8s.io", "volumeAttributes": {"source": "//smb.shop.svc/share"},
+                }}]}),
+                "spec.volumes[nas]",
+            ),
+            (
+                container("image", json!("registry.shop.svc:5000/web:1")),
+                "spec.containers[web].image",
+            ),
+            (
+                container("env", json!([{"name": "DB", "value": "db.shop:5432"}])),
+                "spec.containers[web].env",
+            ),
         ] {
             let there = said(&spec, "shop-home");
             assert_eq!(there.len(), 1, "{spec}");
@@ -453,7 +667,8 @@ mod tests {
         );
         for other in [
             "db.shop.svc-2",
-            "db.shop",
+            "db.shop.example.com",
+            "/etc/db.shop",
             "db.shop-home.svc",
             "db.same.svc",
             "db",
@@ -463,6 +678,139 @@ mod tests {
                 "{other}"
             );
         }
+    }
+
+    #[test]
+    fn short_names_of_services_elsewhere_are_reported_if_the_namespace_exists() {
+        let args = |text: &str| json!({"containers": [{"name": "web", "args": [text]}]});
+        let there = said(&args("--db=postgres://db.data/x"), "shop");
+        assert_eq!((there.len(), there[0].0), (1, "NameOfHomeNamespace"));
+        assert!(there[0].1.contains(" (data): "), "{}", there[0].1);
+        for other in [
+            "db.same:80",
+            "https://example.com",
+            "config.data.yaml",
+            "x --data=db.data.x",
+        ] {
+            assert!(said(&args(other), "shop").is_empty(), "{other}");
+        }
+    }
+
+    #[test]
+    fn namespaces_that_cannot_have_their_own_name_there_get_no_such_advice() {
+        let args = |text: &str| json!({"containers": [{"name": "web", "args": [text]}]});
+        for (text, has_advice) in [
+            ("https://kubernetes.default.svc", false),
+            ("https://kubernetes.default.svc http://db.data.svc", true),
+        ] {
+            let there = said(&args(text), "shop");
+            assert_eq!((there.len(), there[0].0), (1, "NameOfHomeNamespace"), "{text}");
+            let note = &there[0].1;
+            assert_eq!(note.contains("EnforceSameName"), has_advice, "{note}");
+            assert!(
+                note.contains("kubernetes.default is the API server of that cluster"),
+                "{note}"
+            );
+        }
+    }
+
+    #[test]
+    fn objects_of_kinds_that_are_not_copied_are_reported() {
+        let inline = |driver: &str, attributes: Value| json!({"volumes": [{"name": "v", "csi": {"driver": driver, "volumeAttributes": attributes}}]});
+        let noted = |annotations: Value, spec: Value| {
+            let home = json!({"metadata": {"namespace": "shop", "annotations": annotations}, "spec": spec});
+            let all = caveats(&home, &to("shop-home"));
+            let all = all.into_iter().map(|(reason, note)| {
+                assert_eq!(reason, "NotCopied");
+                for words in ["milan", "namespace shop-home", "keep the pod"] {
+                    assert!(note.contains(words), "{note}");
+                }
+                note
+            });
+            all.collect::<Vec<_>>().concat()
+        };
+        for (annotations, spec, wanted) in [
+            (
+                json!({}),
+                inline(
+                    "secrets-store.csi.k8s.io",
+                    json!({"secretProviderClass": "vault"}),
+                ),
+                "SecretProviderClass vault (spec.volumes[v])",
+            ),
+            (
+                json!({}),
+                inline(
+                    "csi.cert-manager.io",
+                    json!({"csi.cert-manager.io/issuer-name": "ca"}),
+                ),
+                "Issuer ca (spec.volumes[v])",
+            ),
+            (
+                json!({"k8s.v1.cni.cncf.io/networks": "macvlan"}),
+                json!({}),
+                "NetworkAttachmentDefinition macvlan (annotation k8s.v1.cni.cncf.io/networks)",
+            ),
+        ] {
+            let note = noted(annotations, spec);
+            assert!(note.contains(wanted), "{note}");
+        }
+        let others = json!({"k8s.v1.cni.cncf.io/network-status": "[]", "example.com/networks": "a"});
+        assert_eq!(
+            noted(others, inline("smb.csi.k8s.io", json!({"source": "nas"}))),
+            ""
+        );
+    }
+
+    #[test]
+    fn agents_on_the_node_are_reported() {
+        let with = |name: &str, field: &str, others: Value| {
+            let mut env = vec![json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": field}}})];
+            env.extend(others.as_array().unwrap().iter().cloned());
+            json!({"containers": [{"name": "web", "env": env}]})
+        };
+        let otlp = |value: &str| json!([{"name": "OTLP", "value": value}]);
+        for (spec, variable) in [
+            (
+                with("DD_AGENT_HOST", "status.hostIP", json!([])),
+                Some("DD_AGENT_HOST"),
+            ),
+            (
+                with("HOST_IP", "status.hostIP", otlp("http://$(HOST_IP):4317")),
+                Some("HOST_IP"),
+            ),
+            (with("NODE_IP", "status.hostIP", otlp("node=$(NODE_IP)")), None),
+            (with("DB_HOST", "status.podIP", json!([])), None),
+        ] {
+            let there = said(&spec, "shop");
+            assert_eq!(there.len(), usize::from(variable.is_some()), "{spec}");
+            for (reason, note) in there {
+                assert_eq!(reason, "AgentOfNode");
+                let wanted = format!("variable {} of spec.containers[web]", variable.unwrap());
+                assert!(note.contains(&wanted), "{note}");
+            }
+        }
+    }
+
+    #[test]
+    fn gates_of_load_balancers_are_reported_without_routes() {
+        let home = json!({"metadata": {"namespace": "shop"}, "spec": {"readinessGates": [
+            {"conditionType": "InPlaceUpdateReady"}, {"conditionType": "target-health.elbv2.k8s.aws/web"},
+        ]}});
+        let all = caveats(&home, &to("shop"));
+        assert_eq!((all.len(), all[0].0), (1, "ReadinessGateOfHome"));
+        let note = &all[0].1;
+        assert!(
+            note.contains("(target-health.elbv2.k8s.aws/web)")
+                && note.contains("milan")
+                && note.contains("keep the pod"),
+            "{note}"
+        );
+        let routed = Destination {
+            is_routed: true,
+            ..to("shop")
+        };
+        assert!(caveats(&home, &routed).is_empty());
     }
 
     #[test]

@@ -23,7 +23,9 @@ mod unplaced;
 mod volumes;
 
 pub use self::{
-    caveats::{Destination, caveats, fails_without_token},
+    caveats::{
+        Destination, caveats, creates_secrets, fails_without_token, named_addresses, short_namespaces,
+    },
     changes::{CARRIED, Change, Patch},
     decision::{Act, End, HomePod, PodFacts, RemotePod, Waiting, decide_pod},
     kept::not_kept,

@@ -125,7 +125,7 @@ fn only_namespace(mut volume: Value) -> Value {
     volume
 }
 
-fn all(spec: &Value) -> impl Iterator<Item = &Value> {
+pub(super) fn all(spec: &Value) -> impl Iterator<Item = &Value> {
     spec["volumes"].as_array().into_iter().flatten()
 }
 

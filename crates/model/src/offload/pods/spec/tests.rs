@@ -180,6 +180,8 @@ fn fields_with_another_meaning_there_are_reported() {
             cluster: "milan",
             namespace: "shop",
             is_same_there: &|_| true,
+            existing: BTreeSet::new(),
+            is_routed: true,
             selected: BTreeSet::new(),
             settings: &RemoteSettings::default(),
         };
