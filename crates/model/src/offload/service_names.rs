@@ -15,7 +15,7 @@ const LONGEST_NAMESPACE: usize = 63;
 /// Adds the [`namespaces`] that texts in this part of an object name.
 pub(super) fn add_namespaces(part: &Value, own: &str, found: &mut BTreeSet<String>) {
     each_text(part, &mut |text| {
-        found.extend(namespaces(text, own).map(str::to_owned))
+        found.extend(namespaces(text, own).map(str::to_owned));
     });
 }
 
