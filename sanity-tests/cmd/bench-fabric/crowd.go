@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -14,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 
 	"storage.liqo.io/sanity-tests/bench"
@@ -283,7 +283,7 @@ func (c *crowd) restartFabric(ctx context.Context) (took time.Duration, err erro
 	return took, err
 }
 
-// turnHostile makes the hostile cluster what it is, with the pods that run in it.
+// turnHostile makes the API server of the hostile cluster answer as largely as it can about the pods that run there.
 func (c *crowd) turnHostile(ctx context.Context) error {
 	all, err := c.remoteClient.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: homeLabel})
 	if err != nil {
@@ -295,12 +295,8 @@ func (c *crowd) turnHostile(ctx context.Context) error {
 			continue
 		}
 		pod.APIVersion, pod.Kind, pod.ManagedFields = "v1", "Pod", nil
-		text, err := json.Marshal(pod)
+		object, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&pod)
 		if err != nil {
-			return err
-		}
-		var object map[string]any
-		if err := json.Unmarshal(text, &object); err != nil {
 			return err
 		}
 		pods = append(pods, object)
@@ -328,7 +324,6 @@ func (c *crowd) startTenant(ctx context.Context) (stop func() error, err error) 
 		placeOn(c.ordinary[0].name)(&object.Spec)
 		return object
 	}
-	// Whatever fails of it is tried again with the next name or turn; that much is not measured.
 	for number := range tenantConfigMaps {
 		name := fmt.Sprintf("large-%d", number)
 		object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}, Data: map[string]string{"large": strings.Repeat("x", tenantConfigMap)}}
@@ -358,6 +353,7 @@ func (c *crowd) startTenant(ctx context.Context) (stop func() error, err error) 
 	change := func(turn int) []byte {
 		return fmt.Appendf(nil, `{"metadata":{"annotations":{"changed":"%d"}}}`, turn)
 	}
+	// Requests that fail are not repeated: the next turn makes another one, and only the pods of others are measured.
 	every(100*time.Millisecond, func(turn int) {
 		_, _ = pods.Patch(ctx, fmt.Sprintf("large-%d", turn%tenantPods), types.MergePatchType, change(turn), metav1.PatchOptions{})
 	})

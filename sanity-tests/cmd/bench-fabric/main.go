@@ -72,36 +72,34 @@ func run(ctx context.Context, list string, clusters, pods, gates int, gone, room
 	if err != nil {
 		return err
 	}
+	var measurements []func(*environment) error
 	if len(counts) > 0 {
-		if err := within(ctx, func(e *environment) error { return compare(ctx, e, counts) }); err != nil {
-			return err
-		}
+		measurements = append(measurements, func(e *environment) error { return compare(ctx, e, counts) })
 	}
 	if gates > 0 {
-		err := within(ctx, func(e *environment) error {
+		measurements = append(measurements, func(e *environment) error {
 			report, err := runGates(ctx, e, gates, gone)
 			return errors.Join(err, report.Print(os.Stdout))
 		})
-		if err != nil {
-			return err
-		}
 	}
 	if room > 0 {
-		err := within(ctx, func(e *environment) error {
+		measurements = append(measurements, func(e *environment) error {
 			report, err := runRoom(ctx, e, room)
 			return errors.Join(err, report.Print(os.Stdout))
 		})
-		if err != nil {
+	}
+	if clusters > 0 {
+		measurements = append(measurements, func(e *environment) error {
+			report, err := runCrowd(ctx, e, clusters, max(1, pods))
+			return errors.Join(err, report.Print(os.Stdout))
+		})
+	}
+	for _, measure := range measurements {
+		if err := within(ctx, measure); err != nil {
 			return err
 		}
 	}
-	if clusters <= 0 {
-		return nil
-	}
-	return within(ctx, func(e *environment) error {
-		report, err := runCrowd(ctx, e, clusters, max(1, pods))
-		return errors.Join(err, report.Print(os.Stdout))
-	})
+	return nil
 }
 
 // parseCounts returns none for an empty list.

@@ -209,21 +209,22 @@ impl Writer<'_> {
         let Ok(namespace) = &self.observed.namespace else {
             return;
         };
+        let pod = home.json();
         let destination = Destination {
             cluster: self.pods.cluster.as_str(),
             namespace,
             is_same_there: &|namespace| self.pods.keeps_its_name(namespace),
-            existing: self.pods.existing(home).await,
+            existing: self.pods.existing(home, &pod).await,
             is_routed: self.pods.network().is_some(),
             selected: self.pods.selected_by_others(home),
             settings: &self.pods.settings(),
         };
-        for (reason, note) in caveats(&home.json(), &destination) {
+        for (reason, note) in caveats(&pod, &destination) {
             let events = &self.pods.events;
             events.warn_object(reference(home), reason, &note).await;
         }
         self.pods.report_configuration(home, &destination).await;
-        self.pods.report_addresses(home).await;
+        self.pods.report_addresses(home, &pod).await;
     }
 
     async fn create(&self, home: &RawPod, place: &Place, namespace: &str) -> Result<Creation, ApiError> {

@@ -55,7 +55,6 @@ impl Pods<'_> {
         namespace: &str,
     ) -> Result<Option<Waiting>, ApiError> {
         let copies = self.copies(home);
-        let is_created_there = creates_secrets(&home.json());
         for (kind, name) in required(home) {
             if copies.as_ref().is_some_and(|it| it.includes(kind, &name)) {
                 continue;
@@ -72,9 +71,11 @@ impl Pods<'_> {
                 }
                 Kind::Service | Kind::EndpointSlice => None,
             };
-            // The pod has to be there first.
-            let waiting =
-                waiting.filter(|it| !(is_created_there && kind == Kind::Secret && it.reason == MISSING));
+            // A volume that creates the Secret is mounted only once the pod is there.
+            let is_created_there = |waiting: &Waiting| {
+                kind == Kind::Secret && waiting.reason == MISSING && creates_secrets(&home.json())
+            };
+            let waiting = waiting.filter(|it| !is_created_there(it));
             if waiting.is_some() {
                 return Ok(waiting);
             }

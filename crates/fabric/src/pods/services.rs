@@ -11,6 +11,7 @@ use std::{
 use futures::future::select_all;
 use k8s_openapi::api::core::v1::{Namespace, Service};
 use kube::{Resource, ResourceExt};
+use serde_json::Value;
 use tokio::time::{self, Instant};
 
 use super::{Pods, changes::reference};
@@ -254,9 +255,8 @@ impl Pods<'_> {
 
     /// The namespaces of this cluster that short names in the pod may mean, except those that have their own name in
     /// remote clusters.
-    pub(super) async fn existing(&self, home: &RawPod) -> BTreeSet<String> {
-        let pod = home.json();
-        let named = short_namespaces(&pod).into_iter();
+    pub(super) async fn existing(&self, home: &RawPod, pod: &Value) -> BTreeSet<String> {
+        let named = short_namespaces(pod).into_iter();
         let named = named.filter(|it| is_name(it) && !self.keeps_its_name(it));
         let mut existing = BTreeSet::new();
         for name in named.take(MOST_LOOKED_UP) {
@@ -278,8 +278,8 @@ impl Pods<'_> {
     }
 
     /// Emits an event on a pod that has addresses of Services of this cluster: each cluster has its own.
-    pub(super) async fn report_addresses(&self, home: &RawPod) {
-        let places = named_addresses(&home.json());
+    pub(super) async fn report_addresses(&self, home: &RawPod, pod: &Value) {
+        let places = named_addresses(pod);
         if places.is_empty() {
             return;
         }

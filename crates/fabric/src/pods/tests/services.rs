@@ -1,4 +1,4 @@
-//! Services whose pods run in a cluster without routes.
+//! Services whose pods run in a cluster without routes, and pods with names and addresses of Services.
 
 use std::cell::Cell;
 
@@ -218,4 +218,117 @@ async fn checking_a_service_reads_only_the_pods_of_its_namespace() {
             assert_eq!(pods.home.objects_given() - before, 2);
         })
         .await;
+}
+
+#[tokio::test]
+async fn addresses_of_services_are_reported() {
+    let env = |value: &str| json!({"containers": [{"name": "web", "image": "web", "env": [{"name": "A", "value": value}]}]});
+    let volume = |server: &str| json!({"volumes": [{"name": "nas", "nfs": {"server": server, "path": "/"}}]});
+    for (fields, wanted) in [
+        (
+            json!({"hostAliases": [{"ip": "10.96.0.7", "hostnames": ["db"]}, {"ip": "192.0.2.1", "hostnames": ["nas"]}]}),
+            Some(
+                "spec.hostAliases has the address of these Services in this cluster: db. In the cluster milan",
+            ),
+        ),
+        (
+            volume("10.96.0.7"),
+            Some("spec.volumes[nas] has the address of these Services in this cluster: db."),
+        ),
+        (
+            env("postgres://10.96.0.7:5432/x"),
+            Some("spec.containers[web].env has the address of these Services in this cluster: db."),
+        ),
+        (
+            env("http://[fd00:96::7]:80"),
+            Some("in this cluster: fd00:96::7."),
+        ),
+        (
+            json!({"dnsConfig": {"nameservers": ["10.96.0.10"]}, "dnsPolicy": "ClusterFirst"}),
+            Some("spec.dnsConfig has the address of these Services in this cluster: 10.96.0.10."),
+        ),
+        (volume("192.0.2.1"), None),
+        (env("0.0.0.0:80 127.0.0.1 1.2.3 10.97.0.7"), None),
+    ] {
+        let world = world_with_services().await;
+        world.home.change(POD, |pod| {
+            for (field, value) in fields.as_object().unwrap() {
+                pod["spec"][field] = value.clone();
+            }
+        });
+        world.run_until(World::is_running).await;
+        let events = world.home.store().below(EVENTS);
+        let notes = events.iter().filter(|it| it["reason"] == "NameOfHomeNamespace");
+        let notes: Vec<_> = notes.filter_map(|it| it["note"].as_str()).collect();
+        assert_eq!(notes.len(), usize::from(wanted.is_some()), "{fields}: {notes:?}");
+        assert!(
+            notes.iter().all(|note| note.contains(wanted.unwrap())),
+            "{fields}: {notes:?}"
+        );
+    }
+}
+
+async fn world_with_services() -> World {
+    let world = World::with_pod(true).await;
+    for (name, address) in [("db", "10.96.0.7"), ("other", "10.96.0.8")] {
+        let service = json!({"spec": {"clusterIP": address, "clusterIPs": [address]}});
+        world
+            .home
+            .put(&format!("/api/v1/namespaces/shop/services/{name}"), service);
+    }
+    for (name, range) in [("kubernetes", "10.96.0.0/16"), ("more", "fd00:96::/112")] {
+        let path = format!("/apis/networking.k8s.io/v1/servicecidrs/{name}");
+        world.home.put(&path, json!({"spec": {"cidrs": [range]}}));
+    }
+    world
+}
+
+#[tokio::test]
+async fn short_names_of_services_of_other_namespaces_are_reported() {
+    let world = World::with_pod(true).await;
+    world.home.put("/api/v1/namespaces/data", json!({}));
+    let env =
+        json!([{"name": "A", "value": "db.data:5432"}, {"name": "B", "value": "http://www.example.com"}]);
+    world
+        .home
+        .change(POD, |pod| pod["spec"]["containers"][0]["env"] = env);
+    world.run_until(World::is_running).await;
+    let events = world.home.store().below(EVENTS);
+    let of_pod: Vec<_> = events
+        .iter()
+        .filter(|it| it["reason"] == "NameOfHomeNamespace")
+        .collect();
+    assert_eq!(of_pod.len(), 1, "{events:?}");
+    assert!(
+        of_pod[0]["note"]
+            .as_str()
+            .unwrap()
+            .contains("(data): in the cluster milan"),
+        "{events:?}"
+    );
+}
+
+#[tokio::test]
+async fn addresses_in_many_pods_cost_one_list_of_services() {
+    let world = World::with_pod(true).await;
+    world.home.put(
+        "/api/v1/namespaces/other/services/db",
+        json!({"spec": {"clusterIPs": ["10.96.0.7"]}}),
+    );
+    let report = async |pods: Pods<'_>| {
+        for name in ["a", "b"] {
+            let pod = json!({
+                "metadata": {"name": name, "namespace": "other", "uid": name},
+                "spec": {"hostAliases": [{"ip": "10.96.0.7"}, {"ip": "192.0.2.1"}]},
+            });
+            let home: RawPod = serde_json::from_value(pod).unwrap();
+            pods.report_addresses(&home, &home.json()).await;
+        }
+    };
+    world.with_pods(report).await;
+    let requests = world.home.requests();
+    let lists = requests.iter().filter(|it| it.ends_with("/other/services"));
+    assert_eq!(lists.count(), 1, "{requests:?}");
+    let events = "/apis/events.k8s.io/v1/namespaces/other/events/";
+    assert_eq!(world.home.store().below(events).len(), 2);
 }

@@ -35,7 +35,7 @@ const WITH_NAMES: [&str; 8] = [
     "startupProbe",
 ];
 
-/// Kinds of volumes that name no server.
+/// Fields of a volume that name no server.
 const WITHOUT_SERVER: [&str; 7] = [
     "configMap",
     "downwardAPI",
