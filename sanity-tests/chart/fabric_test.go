@@ -257,24 +257,6 @@ func TestRemoteFabricWritesOnlyAllowedAddresses(t *testing.T) {
 	account.check(t, false, "deletecollection,update endpointslices.discovery.k8s.io -n shop-home", "get endpointslices.discovery.k8s.io -n other")
 }
 
-// An ExternalName may be any name, whatever addresses are allowed.
-func TestExternalNamesCanBeRefused(t *testing.T) {
-	for _, allowed := range []bool{true, false} {
-		values := remote("fabric")
-		values["remoteAccess"].(Values)["externalNames"] = allowed
-		const name = "liqo-csi-remote.liqo-csi-configuration"
-		objects := render(t, values)
-		isBound(t, objects, name)
-		validations := named[*admissionv1.ValidatingAdmissionPolicy](t, objects, name).Spec.Validations
-		refused := slices.ContainsFunc(validations, func(one admissionv1.Validation) bool {
-			return strings.Contains(one.Expression, "ExternalName")
-		})
-		if refused == allowed {
-			t.Errorf("allowed is %t, refused is %t", allowed, refused)
-		}
-	}
-}
-
 // An identity that lists all pods can read the specs of all of them.
 func TestAllPodsAreListedOnlyIfEnabled(t *testing.T) {
 	for _, asked := range []bool{true, false} {

@@ -437,6 +437,33 @@ func TestOffloadingOfSystemNamespacesIsRefused(t *testing.T) {
 	})
 }
 
+// An ExternalName may be any name, whatever addresses are allowed: where these are limited, it has to be allowed as well.
+func TestExternalNamesAreRefusedWhereAddressesAreLimited(t *testing.T) {
+	namespace := newRemoteNamespace("shop-rome")
+	of := func(kind string) request {
+		text := fmt.Sprintf(`{"metadata": {"name": "db"}, "spec": {"type": %q, "externalName": "db.example.com"}}`, kind)
+		return request{User: remoteUser, Operation: "CREATE", Resource: "services", Object: json.RawMessage(text), Namespace: namespace}
+	}
+	const policy = "liqo-csi-remote.liqo-csi-configuration"
+	limited := []string{"10.0.0.0/16"}
+	for _, one := range []struct {
+		what      string
+		values    Values
+		refusedBy string
+	}{
+		{"by default", nil, ""},
+		{"refused", Values{"externalNames": false}, policy},
+		{"with limited addresses", Values{"endpointCIDRs": limited}, policy},
+		{"allowed with limited addresses", Values{"endpointCIDRs": limited, "externalNames": true}, ""},
+		{"the default, written", Values{"endpointCIDRs": limited, "externalNames": "auto"}, policy},
+	} {
+		checkRequests(t, remoteFabric(one.values), []checkedRequest{
+			{"an ExternalName, " + one.what, of("ExternalName"), one.refusedBy},
+			{"a ClusterIP, " + one.what, of("ClusterIP"), ""},
+		})
+	}
+}
+
 // The home cluster chooses the names of its remote namespaces, unless a value limits them.
 func TestNamesOfRemoteNamespacesMatchTheValue(t *testing.T) {
 	named := func(name string) request {

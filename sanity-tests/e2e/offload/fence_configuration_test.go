@@ -30,7 +30,7 @@ func servicesAreRestricted(t *testing.T, client kubernetes.Interface, own, other
 		"a headless one": {own, func(spec *corev1.ServiceSpec) { spec.ClusterIP = corev1.ClusterIPNone }, ""},
 		"a name": {own, func(spec *corev1.ServiceSpec) {
 			spec.Type, spec.ExternalName = corev1.ServiceTypeExternalName, "a.test"
-		}, ""},
+		}, "may not stand for other names"},
 		"addresses":         {own, func(spec *corev1.ServiceSpec) { spec.ExternalIPs = []string{"192.0.2.1"} }, "externalIPs"},
 		"a node's port":     {own, func(spec *corev1.ServiceSpec) { spec.Type = corev1.ServiceTypeNodePort }, "no ports of nodes"},
 		"a load balancer":   {own, func(spec *corev1.ServiceSpec) { spec.Type = corev1.ServiceTypeLoadBalancer }, "no load balancers"},
