@@ -19,7 +19,7 @@ use tokio::{sync::watch, time::Instant};
 use self::{
     due::{DueVolumes, Scope, VolumeCounts},
     texts::{data_state, describe_twin, diagnosis, event_text, misplaced, superseded},
-    volume_status::VolumeStatus,
+    volume_status::{Failures, Part, VolumeStatus},
 };
 use super::{
     Metrics, Reports,
@@ -76,6 +76,7 @@ pub(super) struct Health<'a> {
     counts: VolumeCounts,
     /// Volumes whose remote twins' PVs were found as desired.
     settled: HashMap<String, Settled>,
+    failures: Failures,
 }
 
 impl<'a> Health<'a> {
@@ -97,6 +98,7 @@ impl<'a> Health<'a> {
             cluster,
             counts: VolumeCounts::default(),
             settled: HashMap::new(),
+            failures: Failures::default(),
         }
     }
 
@@ -116,6 +118,7 @@ impl<'a> Health<'a> {
             self.counts.clear();
             let names: HashSet<&str> = all.iter().map(|volume| volume.name.as_str()).collect();
             self.settled.retain(|name, _| names.contains(name.as_str()));
+            self.failures.keep(|name| names.contains(name));
             return all;
         };
         names.extend(self.counts.unhealthy().cloned());
@@ -381,7 +384,7 @@ impl<'a> Health<'a> {
             if lost && volume_status.is_remote {
                 unreachable_clusters.insert(cluster.clone());
             }
-            outcome = outcome.and(volume_status.tolerate(done));
+            outcome = outcome.and(volume_status.tolerate(&self.failures, Part::Repair, done));
         }
         outcome
     }
@@ -436,7 +439,8 @@ impl Rounds for Health<'_> {
             match &volume_status.site {
                 Ok(site) => {
                     let recovery = self.recovery(site, &volume_status.volume, None);
-                    volume_status.tolerate(Box::pin(recovery.release()).await)
+                    let released = Box::pin(recovery.release()).await;
+                    volume_status.tolerate(&self.failures, Part::Release, released)
                 }
                 Err(_) => Ok(()),
             }

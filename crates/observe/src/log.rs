@@ -1,6 +1,10 @@
 //! Structured logs on standard error, as text for humans or JSON for collectors.
 
-use std::io::IsTerminal;
+use std::{
+    collections::HashMap,
+    io::IsTerminal,
+    sync::{Mutex, PoisonError},
+};
 
 use tracing_subscriber::EnvFilter;
 
@@ -55,9 +59,45 @@ impl Ongoing {
     }
 }
 
+/// The problems of several objects, each of which is logged as an [`Ongoing`] one.
+#[derive(Debug, Default)]
+pub struct OngoingOfEach(Mutex<HashMap<String, Ongoing>>);
+
+impl OngoingOfEach {
+    /// Whether this problem of an object is new or has changed.
+    pub fn is_news(&self, of: &str, what: impl Into<String>) -> bool {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.entry(of.to_owned()).or_default().is_news(what)
+    }
+
+    /// The problem of an object is over.
+    pub fn is_over(&self, of: &str) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.remove(of);
+    }
+
+    /// Forgets the problems of all objects but these.
+    pub fn keep(&self, objects: impl Fn(&str) -> bool) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|of, _| objects(of));
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::Ongoing;
+    use super::{Ongoing, OngoingOfEach};
+
+    #[test]
+    fn problems_of_several_objects_are_logged_once_each() {
+        let all = OngoingOfEach::default();
+        for object in ["a", "b"] {
+            assert!(all.is_news(object, "refused"));
+            assert!(!all.is_news(object, "refused"));
+        }
+        all.is_over("a");
+        all.keep(|object| object != "b");
+        assert!(all.is_news("a", "refused") && all.is_news("b", "refused"));
+    }
 
     #[test]
     fn a_lasting_state_is_logged_once() {

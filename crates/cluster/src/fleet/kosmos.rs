@@ -18,6 +18,7 @@ use crate::{
     api::remote_cluster::DiscoveringFabric,
     cluster::view::{Slim, View},
     fleet::kubeconfig::Allowed,
+    observe::log::OngoingOfEach,
     placement::{ClassMap, CopiedClaims, Declared, Fabric, Namespaces, NodeRule},
     topology::Node,
     volume::BindingPolicy,
@@ -52,6 +53,8 @@ pub(super) fn is_virtual(node: &Node) -> bool {
 pub(super) struct Kosmos {
     clusters: View<Member>,
     allowed: Allowed,
+    /// The clusters with names that cannot be ids.
+    unusable: OngoingOfEach,
 }
 
 #[derive(PartialEq)]
@@ -75,6 +78,17 @@ impl Kosmos {
         Self {
             clusters: View::start(clusters, everything, |it| Some(member(&it)), stop),
             allowed: context.allowed,
+            unusable: OngoingOfEach::default(),
+        }
+    }
+
+    /// Logs a cluster that cannot be declared.
+    fn log_unusable(&self, member: &Member) {
+        if self.unusable.is_news(&member.name, "") {
+            tracing::warn!(
+                object = format!("Cluster {}", member.name),
+                "its name cannot be a cluster id: at most 63 characters"
+            );
         }
     }
 }
@@ -86,12 +100,17 @@ impl Source for Kosmos {
         }
         let members = self.clusters.all();
         // A cluster without a tree has no nodes here: it shares only a network, not pods.
-        let offloading = members.iter().filter(|member| member.trees);
-        Some(
-            offloading
-                .filter_map(|member| declaration(member, self.allowed))
-                .collect(),
-        )
+        let offloading: Vec<_> = members.iter().filter(|member| member.trees).collect();
+        self.unusable
+            .keep(|name| offloading.iter().any(|member| member.name == name));
+        let declared = offloading.into_iter().filter_map(|member| {
+            let declared = declaration(member, self.allowed);
+            if declared.is_none() {
+                self.log_unusable(member);
+            }
+            declared
+        });
+        Some(declared.collect())
     }
 
     fn triggers(&self) -> Vec<watch::Receiver<u64>> {
@@ -99,13 +118,10 @@ impl Source for Kosmos {
     }
 }
 
+/// `None` for a name that is too long for a label value, and so for an id.
 fn declaration(member: &Member, allowed: Allowed) -> Option<ClusterDeclaration> {
     let object = format!("Cluster {}", member.name);
-    // A longer name is not a valid label value, and so not a valid id.
-    let Ok(id) = member.name.parse() else {
-        tracing::warn!(object, "its name cannot be a cluster id: at most 63 characters");
-        return None;
-    };
+    let id = member.name.parse().ok()?;
     let credentials = match &member.kubeconfig {
         Some(text) => Credentials::Inline(Arc::clone(text)),
         None => Credentials::Missing("spec.kubeconfig is empty or not in base64".to_owned()),
@@ -149,9 +165,12 @@ fn member(cluster: &DynamicObject) -> Member {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use serde_json::json;
 
     use super::*;
+    use crate::cluster::testing::{FakeApi, Warnings};
 
     fn cluster(name: &str, spec: &serde_json::Value) -> DynamicObject {
         serde_json::from_value(json!({
@@ -183,5 +202,41 @@ mod tests {
             assert!(matches!(found.credentials, Credentials::Missing(_)));
         }
         assert!(declaration(&member(&cluster(&"x".repeat(64), &json!({}))), Allowed::default()).is_none());
+    }
+
+    #[tokio::test]
+    async fn a_name_that_is_too_long_is_logged_once() {
+        let (api, stop) = (FakeApi::start().await, CancellationToken::new());
+        let _stops = stop.clone().drop_guard();
+        let name = "x".repeat(64);
+        let path = format!("/apis/kosmos.io/v1alpha1/clusters/{name}");
+        let spec = json!({"metadata": {"name": name}, "spec": {}});
+        api.put(&path, spec.clone());
+        let context = Context {
+            remote_clusters: View::none(),
+            offloadings: View::none(),
+            client: api.cluster_unwatched().await.client().clone(),
+            namespace: "ours".into(),
+            allowed: Allowed::default(),
+            liqo_tenants: BTreeSet::new(),
+        };
+        let kosmos = Kosmos::start(&context, &stop);
+        kosmos.clusters.complete().await;
+        let log = Warnings::record();
+        for logged in [1, 2] {
+            for _ in 0..2 {
+                assert!(kosmos.declarations().unwrap().is_empty());
+            }
+            assert_eq!(log.lines().len(), logged, "{:?}", log.lines());
+            // One that is created again is logged again.
+            let mut changes = kosmos.clusters.version();
+            changes.mark_unchanged();
+            api.remove(&path);
+            changes.changed().await.unwrap();
+            assert!(kosmos.declarations().unwrap().is_empty());
+            changes.mark_unchanged();
+            api.put(&path, spec.clone());
+            changes.changed().await.unwrap();
+        }
     }
 }

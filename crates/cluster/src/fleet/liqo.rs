@@ -78,7 +78,7 @@ pub(super) struct Liqo {
     maps: View<NamespaceMap>,
     /// By the name of each namespace that the administrator listed.
     tenants: BTreeMap<String, View<Tenant>>,
-    /// The untrusted nodes and reasons, so that each is logged once.
+    /// The nodes that are not used and the reasons, so that each is logged once.
     logged: Mutex<BTreeMap<String, String>>,
 }
 
@@ -158,15 +158,15 @@ impl Liqo {
         }
     }
 
-    /// Logs which nodes are not trusted, each once for each reason.
-    fn log(&self, not_believed: BTreeMap<String, String>) {
+    /// Logs which nodes are not used, each once for each reason.
+    fn log(&self, unused: BTreeMap<String, String>) {
         let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
-        for (node, why) in &not_believed {
+        for (node, why) in &unused {
             if logged.get(node) != Some(why) {
-                tracing::warn!(node, why, "a VirtualNode is not trusted");
+                tracing::warn!(node, why, "a VirtualNode is not used");
             }
         }
-        *logged = not_believed;
+        *logged = unused;
     }
 
     /// Whether a node may declare its cluster, or why not.
@@ -218,6 +218,11 @@ impl Source for Liqo {
             let Some(node) = nodes.first() else {
                 continue;
             };
+            if cluster.parse::<ClusterId>().is_err() {
+                let why = format!("its clusterID {cluster} cannot be a cluster id");
+                others.insert(format!("{namespace}/{}", node.name), why);
+                continue;
+            }
             match self.belief(node) {
                 Ok(()) => {
                     let maps = self.maps.of_topic(&cluster);
@@ -270,10 +275,7 @@ fn not_believed(node: &VirtualNode, why: String) -> Option<ClusterDeclaration> {
 fn declaration(node: &VirtualNode, mapping: BTreeMap<String, Mapped>) -> Option<ClusterDeclaration> {
     let cluster = node.cluster.as_str();
     let object = format!("VirtualNode {}/{}", node.namespace, node.name);
-    let Ok(id) = cluster.parse::<ClusterId>() else {
-        tracing::warn!(object, cluster, "its clusterID cannot be a cluster id");
-        return None;
-    };
+    let id = cluster.parse::<ClusterId>().ok()?;
     let credentials = match &node.secret {
         Some(secret) => Credentials::Secret {
             secret: secret.clone(),

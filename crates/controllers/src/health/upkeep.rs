@@ -2,7 +2,11 @@
 
 use std::sync::{Arc, Mutex};
 
-use super::{ByNeed, Health, Settled, reporting::shows_bound, volume_status::VolumeStatus};
+use super::{
+    ByNeed, Health, Settled,
+    reporting::shows_bound,
+    volume_status::{Part, VolumeStatus},
+};
 use crate::{
     cluster::{ApiError, slim::Twin},
     imported, mirror,
@@ -39,7 +43,7 @@ impl Health<'_> {
                     // The condition is updated even if the upkeep failed.
                     done = done.and(this.show_bound(volume_status, earlier_data.as_deref()).await);
                 }
-                volume_status.tolerate(done)
+                volume_status.tolerate(&this.failures, Part::Upkeep, done)
             },
         )
         .await;

@@ -4,10 +4,27 @@ use std::sync::Arc;
 
 use crate::{
     cluster::{ApiError, slim::Twin},
+    observe::log::OngoingOfEach,
     placement::Diagnosis,
     twin::{Site, is_seen_of_move},
     watched::{Claim, VirtualVolume},
 };
+
+/// The failures of checks, which are logged when they begin and when they change.
+#[derive(Default)]
+pub(super) struct Failures(OngoingOfEach);
+
+impl Failures {
+    /// Forgets those of other volumes.
+    pub(super) fn keep(&self, is_kept: impl Fn(&str) -> bool) {
+        self.0
+            .keep(|key| key.split_once('/').is_some_and(|(_, volume)| is_kept(volume)));
+    }
+}
+
+fn key(volume: &str, part: Part) -> String {
+    format!("{part:?}/{volume}")
+}
 
 /// The observed state of a volume.
 pub(super) struct VolumeStatus {
@@ -24,12 +41,33 @@ pub(super) struct VolumeStatus {
     pub(super) is_outdated: bool,
 }
 
+/// A part of the check of a volume.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Part {
+    Repair,
+    Release,
+    Upkeep,
+}
+
 impl VolumeStatus {
     /// The failure of one volume does not fail the round, so that the others are still checked; except
     /// for temporary errors of the home cluster, which may concern all of them.
-    pub(super) fn tolerate(&self, done: Result<(), ApiError>) -> Result<(), ApiError> {
-        let Err(error) = done else { return Ok(()) };
-        tracing::warn!(volume = self.volume.name, cluster = %self.volume.cluster, %error, "failed to check a volume");
+    pub(super) fn tolerate(
+        &self,
+        failures: &Failures,
+        part: Part,
+        done: Result<(), ApiError>,
+    ) -> Result<(), ApiError> {
+        let Err(error) = done else {
+            failures.0.is_over(&key(&self.volume.name, part));
+            return Ok(());
+        };
+        if failures
+            .0
+            .is_news(&key(&self.volume.name, part), error.to_string())
+        {
+            tracing::warn!(volume = self.volume.name, cluster = %self.volume.cluster, %error, "failed to check a volume");
+        }
         if self.is_remote || !error.is_transient() {
             return Ok(());
         }

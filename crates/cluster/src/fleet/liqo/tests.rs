@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::cluster::testing::FakeApi;
+use crate::cluster::testing::{FakeApi, Warnings};
 
 fn object(kind: &str, labels: &serde_json::Value, rest: &serde_json::Value) -> DynamicObject {
     let mut object = json!({
@@ -103,8 +103,8 @@ fn put_map(api: &FakeApi, namespace: &str, cluster: &str, remote: &str) {
     );
 }
 
-/// The declarations of the clusters, by their ids.
-async fn said(api: &FakeApi, listed: &[&str]) -> Vec<ClusterDeclaration> {
+/// The clusters of Liqo, once all objects are read.
+async fn complete(api: &FakeApi, listed: &[&str], stop: &CancellationToken) -> Liqo {
     let context = Context {
         remote_clusters: View::none(),
         offloadings: View::none(),
@@ -113,15 +113,49 @@ async fn said(api: &FakeApi, listed: &[&str]) -> Vec<ClusterDeclaration> {
         allowed: Allowed::default(),
         liqo_tenants: listed.iter().map(|&name| name.to_owned()).collect(),
     };
-    let stop = CancellationToken::new();
-    let _stops = stop.clone().drop_guard();
-    let liqo = Liqo::start(&context, &stop);
+    let liqo = Liqo::start(&context, stop);
     for tenant in liqo.tenants.values() {
         tenant.complete().await;
     }
     liqo.nodes.complete().await;
     liqo.maps.complete().await;
-    liqo.declarations().unwrap()
+    liqo
+}
+
+/// The declarations of the clusters, by their ids.
+async fn said(api: &FakeApi, listed: &[&str]) -> Vec<ClusterDeclaration> {
+    let stop = CancellationToken::new();
+    let _stops = stop.clone().drop_guard();
+    complete(api, listed, &stop).await.declarations().unwrap()
+}
+
+#[tokio::test]
+async fn an_id_that_is_too_long_is_logged_once() {
+    let (api, stop) = (FakeApi::start().await, CancellationToken::new());
+    let _stops = stop.clone().drop_guard();
+    let id = "x".repeat(64);
+    let (trusted, own) = (
+        "liqo-tenant-milan",
+        format!("{GROUP}/liqo-tenant-milan/virtualnodes/long"),
+    );
+    put_tenant(&api, "milan");
+    api.change("/api/v1/namespaces/liqo-tenant-milan", |it| {
+        it["metadata"]["labels"][CLUSTER_LABEL] = id.as_str().into();
+    });
+    api.put(&own, json!({"spec": {"clusterID": id}}));
+    // This one is doubtful: its namespace is not listed.
+    put_node(&api, &format!("liqo-tenant-{id}"), &id);
+    let liqo = complete(&api, &[trusted], &stop).await;
+    let log = Warnings::record();
+    for _ in 0..2 {
+        assert!(liqo.declarations().unwrap().is_empty());
+    }
+    let lines = log.lines();
+    assert_eq!(lines.len(), 2, "{lines:?}");
+    assert!(
+        lines.iter().all(|line| line.contains("cannot be a cluster id")),
+        "{lines:?}"
+    );
 }
 
 #[tokio::test]

@@ -13,7 +13,7 @@ use super::*;
 use crate::{
     cluster::{
         events::Events,
-        testing::{Act, FakeApi, Fault},
+        testing::{Act, FakeApi, Fault, Warnings},
     },
     volume::{Carried, ClaimMark, DRIVER_NAME, Epoch, Marks, VolumeName, mark},
 };
@@ -131,6 +131,39 @@ fn told(api: &FakeApi) -> Vec<String> {
         .iter()
         .map(|event| event["reason"].as_str().unwrap().to_owned())
         .collect()
+}
+
+#[tokio::test]
+async fn a_failure_to_check_a_volume_is_logged_when_it_begins_and_when_it_changes() {
+    let api = FakeApi::start().await;
+    world(&api);
+    api.change(CLAIM, |claim| claim["metadata"]["labels"]["tier"] = "gold".into());
+    let home = api.cluster().await;
+    let watched = Watched::start(&home);
+    watched.complete().await;
+    let (metrics, registry) = (Metrics::default(), Registry::default());
+    let reports = Reports::new(Events::new(home.client().clone()));
+    let mut health = Health::new(&home, &registry, &watched, reports, &metrics, home.id().clone());
+    let log = Warnings::record();
+    let logged = || {
+        let lines = log.lines();
+        let of_check = lines
+            .iter()
+            .filter(|line| line.contains("failed to check a volume"));
+        of_check.count()
+    };
+    for (code, lines) in [(403, 1), (422, 2)] {
+        api.fault(Fault::new("PATCH", TWIN, Act::Refuse(code)));
+        for _ in 0..3 {
+            health.due = DueVolumes::new(&watched);
+            health.round().await.unwrap();
+            assert_eq!(logged(), lines, "{:?}", log.lines());
+        }
+        api.heal();
+    }
+    health.due = DueVolumes::new(&watched);
+    health.round().await.unwrap();
+    assert_eq!(logged(), 2, "it has ended: {:?}", log.lines());
 }
 
 #[tokio::test]
