@@ -335,9 +335,12 @@ async fn connect(
     // The manifests of `apply` allow the longest lifetime.
     let longest = current.longest_token.filter(|_| request.token_only);
     let lifetime = request.lifetime(longest.unwrap_or(LONGEST_TOKEN))?;
+    if !request.token_only {
+        remote.may_apply(level, &identity).await?;
+    }
     if request.revoke_tokens || current.has_account && !request.token_only {
         remote
-            .end_session(&identity.namespace, request.revoke_tokens)
+            .end_session(&identity.namespace, request.revoke_tokens, !request.token_only)
             .await?;
     }
     if !request.token_only {

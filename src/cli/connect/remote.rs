@@ -212,8 +212,8 @@ impl Remote {
         Ok(named.filter_map(|role| role.namespace()?.parse().ok()).collect())
     }
 
-    /// Creates or repairs the identity with the rights of a level, and deletes those of other levels.
-    pub(super) async fn apply(&self, level: Level, identity: &Identity, current: &Current) -> Outcome {
+    /// An error if the identity cannot have this level: tokens must not be revoked before that is known.
+    pub(super) async fn may_apply(&self, level: Level, identity: &Identity) -> Outcome {
         if level != Level::Fabric {
             let held = fabric_namespaces(&self.cluster, &identity.home)
                 .await
@@ -241,6 +241,11 @@ impl Remote {
                 );
             }
         }
+        Ok(())
+    }
+
+    /// Creates or repairs the identity with the rights of a level, and deletes those of other levels.
+    pub(super) async fn apply(&self, level: Level, identity: &Identity, current: &Current) -> Outcome {
         if level.is_listed() {
             self.warn_of_twins_elsewhere(level, identity).await?;
         }

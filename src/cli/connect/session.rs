@@ -27,12 +27,21 @@ const POLL: Duration = Duration::from_millis(if cfg!(test) { 10 } else { 500 });
 
 impl Remote {
     /// Waits, if a session was ended, until no API server accepts its tokens any more. With `revoke` it ends the
-    /// current one first, revokes tokens that never expire, and begins another session.
-    pub(super) async fn end_session(&self, namespace: &NamespaceName, revoke: bool) -> Outcome {
+    /// current one first, revokes tokens that never expire, and begins another session. If there is no session, the
+    /// caller begins one, or nothing is revoked: no token could be given afterwards.
+    pub(super) async fn end_session(
+        &self,
+        namespace: &NamespaceName,
+        revoke: bool,
+        caller_begins: bool,
+    ) -> Outcome {
         let secrets = self.cluster.within::<Secret>(namespace.as_str());
         let found = secrets.get(SESSION).await.map_err(explained)?;
         if found.is_some() && !revoke {
             return Ok(());
+        }
+        if found.is_none() && !caller_begins {
+            return Err(missing(namespace).into());
         }
         if let Some(session) = &found {
             let exactly = Precondition {
@@ -100,6 +109,15 @@ impl Remote {
         }
         Ok(())
     }
+}
+
+/// The error if new tokens could not be bound to anything.
+fn missing(namespace: &NamespaceName) -> String {
+    format!(
+        "nothing was revoked: there is no Secret {namespace}/{SESSION} there, to which new tokens are bound, so the driver would \
+         have no token afterwards. With Helm, remoteAccess.token=session creates it; otherwise apply the manifests of the \
+         identity again. Then run this again"
+    )
 }
 
 /// A finalizer keeps the Secret: its tokens are still valid.

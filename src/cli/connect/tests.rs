@@ -297,6 +297,50 @@ async fn tokens_of_the_account_that_never_expire_are_revoked_too() {
     assert_eq!(left(&two), [false, true]);
 }
 
+/// What the command then refuses would leave the driver without a token.
+#[tokio::test]
+async fn nothing_is_revoked_if_no_token_could_be_given_afterwards() {
+    const PERMANENT: &str = "liqo-csi-remote-token";
+    let two = Two::new().await;
+    two.connect(&leveled(Level::Full)).await.unwrap();
+    let path = |name: &str| format!("{NAMESPACE}/secrets/{name}");
+    two.remote.put(
+        &path(PERMANENT),
+        json!({
+            "type": "kubernetes.io/service-account-token",
+            "metadata": {"annotations": {"kubernetes.io/service-account.name": "liqo-csi-remote"}},
+        }),
+    );
+    let session = || {
+        two.remote
+            .object(&path(SESSION))
+            .map(|it| it["metadata"]["uid"].clone())
+    };
+    let before = session();
+    let listed = Request {
+        listed: ["missing".parse().unwrap()].into(),
+        revoke_tokens: true,
+        ..leveled(Level::Namespaced)
+    };
+    let why = said(two.connect(&listed).await);
+    assert!(why.contains("no namespace missing"), "{why}");
+    assert_eq!(session(), before);
+
+    two.remote.remove(&path(SESSION));
+    let only = Request {
+        token_only: true,
+        revoke_tokens: true,
+        level: None,
+        ..leveled(Level::Full)
+    };
+    let why = said(two.connect(&only).await);
+    assert!(why.contains("remoteAccess.token=session"), "{why}");
+    assert!(
+        two.remote.object(&path(PERMANENT)).is_some(),
+        "the token that the driver uses is revoked"
+    );
+}
+
 #[tokio::test]
 async fn a_session_recreated_by_others_is_not_used() {
     let two = Two::new().await;
