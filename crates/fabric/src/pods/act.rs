@@ -25,8 +25,8 @@ use crate::{
     offload::pods::{
         Act, Destination, End, FINALIZER, GATE, PodFacts, RemoteMarks, RemotePod, RemoteSettings,
         UNSCHEDULABLE, Waiting, caveats, decide_pod, disrupted_status, ended_status, fails_without_token,
-        final_status, is_transition, least_final_status, not_kept, remote_pod, remote_status, started_status,
-        unreachable_status, waiting_status,
+        final_status, is_of_all_replicas, is_transition, least_final_status, not_kept, remote_pod,
+        remote_status, started_status, unreachable_status, waiting_status,
     },
     places::Place,
     raw::RawPod,
@@ -220,6 +220,9 @@ impl Writer<'_> {
             settings: &self.pods.settings(),
         };
         for (reason, note) in caveats(&pod, &destination) {
+            if is_of_all_replicas(reason) && !self.pods.owners.is_new(home, reason, &note) {
+                continue;
+            }
             let events = &self.pods.events;
             events.warn_object(reference(home), reason, &note).await;
         }

@@ -32,7 +32,7 @@ use tokio_util::sync::CancellationToken;
 pub use self::given_up::GivenUp;
 pub(super) use self::given_up::avoided_now;
 use self::{
-    addresses::Reported,
+    addresses::{OfOwners, Reported},
     admitted::Admitted,
     changes::Sent,
     given_up::Waited,
@@ -86,6 +86,7 @@ pub(super) struct Pods<'a> {
     state: Mutex<State>,
     reads: Semaphore,
     reported: Reported,
+    owners: OfOwners,
     status_rates: StatusRates,
     read_rate: ReadRate,
     sweep_rate: SweepRate,
@@ -184,6 +185,7 @@ impl<'a> Pods<'a> {
             }),
             reads: Semaphore::new(READS),
             reported: Reported::default(),
+            owners: OfOwners::default(),
             status_rates: StatusRates::default(),
             read_rate: ReadRate::default(),
             sweep_rate: SweepRate::default(),

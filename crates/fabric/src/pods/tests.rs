@@ -886,3 +886,57 @@ async fn fields_with_another_meaning_there_are_reported_once_and_the_pod_runs() 
     assert!(notes.any(|note| note.contains("a node by disk: ")));
     assert_eq!(world.there.object(THERE).unwrap()["spec"]["dnsPolicy"], "None");
 }
+
+#[tokio::test]
+async fn what_all_replicas_have_is_reported_once_for_each_owner() {
+    let world = World::new().await;
+    let pod = |name: &str, owner: Option<&str>| {
+        let owners = owner.map(|uid| {
+            json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web", "uid": uid, "controller": true}])
+        });
+        let by_node = json!([{
+            "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "DoNotSchedule", "maxSkew": 1, "labelSelector": {},
+        }]);
+        world.home.put(
+            &format!("/api/v1/namespaces/shop/pods/{name}"),
+            json!({
+                "metadata": {"ownerReferences": owners},
+                "spec": {
+                    "nodeName": "milan", "containers": [{"name": "web", "image": "web"}], "dnsPolicy": "None",
+                    "dnsConfig": {"nameservers": ["10.0.0.53"]}, "topologySpreadConstraints": by_node,
+                    "priorityClassName": "high", "priority": 1000,
+                },
+                "status": {"phase": "Pending"},
+            }),
+        );
+    };
+    for (name, owner) in [
+        ("a-1", Some("a")),
+        ("a-2", Some("a")),
+        ("b-1", Some("b")),
+        ("c", None),
+        ("d", None),
+    ] {
+        pod(name, owner);
+    }
+    let is_running = |pod: &Value| pod["status"]["phase"] == "Running";
+    world
+        .run_until(|world| {
+            world
+                .home
+                .store()
+                .below("/api/v1/namespaces/shop/pods/")
+                .iter()
+                .all(is_running)
+        })
+        .await;
+    let events = world
+        .home
+        .store()
+        .below("/apis/events.k8s.io/v1/namespaces/shop/events/");
+    let count = |reason: &str| events.iter().filter(|it| it["reason"] == reason).count();
+    for reason in ["TopologySpreadPreferred", "PriorityNotCarried"] {
+        assert_eq!(count(reason), 4, "{reason}");
+    }
+    assert_eq!(count("NameserversOfHome"), 5, "it may stop each of them");
+}

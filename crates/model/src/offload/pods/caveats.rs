@@ -66,6 +66,8 @@ const BY_ANNOTATION: [(&str, &str); 4] = [
     ("IPPool", "cni.projectcalico.org/ipv4pools"),
     ("IPPool", "cni.projectcalico.org/ipv6pools"),
 ];
+/// What is only less than the pod asks for, as all replicas of a workload do: one event for all of them is enough.
+const OF_ALL_REPLICAS: [&str; 2] = ["PriorityNotCarried", "TopologySpreadPreferred"];
 /// The longest name in an event.
 const LONGEST_NAMED: usize = 128;
 /// Prefixes of readiness gates of load balancers that send traffic to the addresses of pods: of Google, Tencent,
@@ -126,6 +128,7 @@ pub fn caveats(home: &Value, destination: &Destination<'_>) -> Vec<(&'static str
         ));
     }
     all.extend(spread_preferred(spec, cluster));
+    all.extend(priority_left_out(spec, destination));
     let account = spec["serviceAccountName"].as_str().unwrap_or("default");
     if !matches!(account, "" | "default") && volumes::has_token(spec) {
         all.push((
@@ -156,6 +159,12 @@ pub fn caveats(home: &Value, destination: &Destination<'_>) -> Vec<(&'static str
     all.extend(names_of_home(home, destination));
     all.extend(path_of_home(home, destination));
     all
+}
+
+/// Whether one event with this reason is enough for all pods of an owner.
+#[must_use]
+pub fn is_of_all_replicas(reason: &str) -> bool {
+    OF_ALL_REPLICAS.contains(&reason)
 }
 
 /// The namespaces that short names such as `db.data` in a pod may mean.
@@ -394,6 +403,22 @@ fn spread_preferred(spec: &Value, cluster: &str) -> Option<(&'static str, String
         joined(&required)
     );
     (!required.is_empty()).then_some(("TopologySpreadPreferred", note))
+}
+
+/// A pod whose priority does not count in the remote cluster, if no other one was chosen for the pods there.
+fn priority_left_out(spec: &Value, destination: &Destination<'_>) -> Option<(&'static str, String)> {
+    let class = spec["priorityClassName"].as_str().unwrap_or_default();
+    let priority = spec["priority"].as_i64();
+    if class.is_empty() || priority == Some(0) || destination.settings.priority_class.is_some() {
+        return None;
+    }
+    let cluster = destination.cluster;
+    let value = priority.map_or_else(String::new, |it| format!(" ({it})"));
+    let note = format!(
+        "the pod has the PriorityClass {class}{value}, which is not carried to the cluster {cluster}: there the default priority of \
+         that cluster counts. Set pods.priorityClassName in RemoteCluster {cluster}, or keep the pod on nodes of this cluster"
+    );
+    Some(("PriorityNotCarried", note))
 }
 
 /// A pod that names a directory of a volume by a variable with another value in the remote cluster.
@@ -903,6 +928,39 @@ mod tests {
         );
         let scratch = json!({"emptyDir": {}});
         assert_eq!(places(&with(&by_namespace, &scratch), "shop-home"), "");
+    }
+
+    #[test]
+    fn a_priority_that_is_not_carried_is_reported() {
+        for (spec, is_said) in [
+            (json!({"priorityClassName": "high", "priority": 1000}), true),
+            (json!({"priorityClassName": "low", "priority": -10}), true),
+            (json!({"priorityClassName": "plain", "priority": 0}), false),
+            (json!({"priority": 0}), false),
+        ] {
+            let there = said(&spec, "shop");
+            assert_eq!(there.len(), usize::from(is_said), "{spec}: {there:?}");
+            for (reason, note) in there {
+                assert_eq!(reason, "PriorityNotCarried");
+                assert!(
+                    note.contains(spec["priorityClassName"].as_str().unwrap()),
+                    "{note}"
+                );
+            }
+        }
+        let settings = RemoteSettings {
+            priority_class: Some("theirs".to_owned()),
+            ..RemoteSettings::default()
+        };
+        let there = Destination {
+            settings: &settings,
+            ..to("shop")
+        };
+        let pod = json!({"metadata": {"namespace": "shop"}, "spec": {"priorityClassName": "high", "priority": 1000}});
+        assert!(
+            caveats(&pod, &there).is_empty(),
+            "an administrator has chosen one"
+        );
     }
 
     #[test]

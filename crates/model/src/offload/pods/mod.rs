@@ -24,7 +24,8 @@ mod volumes;
 
 pub use self::{
     caveats::{
-        Destination, caveats, creates_secrets, fails_without_token, named_addresses, short_namespaces,
+        Destination, caveats, creates_secrets, fails_without_token, is_of_all_replicas, named_addresses,
+        short_namespaces,
     },
     changes::{CARRIED, Change, Patch},
     decision::{Act, End, HomePod, PodFacts, RemotePod, Waiting, decide_pod},
