@@ -428,7 +428,12 @@ impl<'a, H: MoveHelpers> MoveLoop<'a, H> {
         seen: &ObservedMove,
         waiting: &[(usize, Waiting)],
     ) -> Result<StepOutcome, FollowError> {
-        let report = self.since.report(&seen.stage, waiting);
+        let mut report = self.since.report(&seen.stage, waiting);
+        if report.kept {
+            report.waiting_for = report
+                .waiting_for
+                .map(|what| format!("{what}. {}", both_copies(waiting, &seen.moved)));
+        }
         let copies = self.copies(seen);
         let next = status::waiting(
             &seen.of,
@@ -645,6 +650,28 @@ fn sources_left(seen: &ObservedMove) -> Option<String> {
             sources.join(", ")
         )
     })
+}
+
+/// Where both copies of the deleted claims are, and how to keep them longer.
+fn both_copies(waiting: &[(usize, Waiting)], moved: &[MovedVolume]) -> String {
+    let kept = waiting.iter().filter(|(_, what)| *what == Waiting::BothKept);
+    let kept = kept.filter_map(|(index, _)| moved.get(*index)).map(|moved| {
+        let twins = [&moved.source, &moved.target].map(|side| match &side.place {
+            Place::Site(site) => format!("{} in the cluster {}", site.place(), side.id.cluster),
+            Place::Unreachable(_) | Place::Gone => format!("one in the cluster {}", side.id.cluster),
+        });
+        format!(
+            "Of the claim {} these are the PersistentVolume {} and the twins {}",
+            moved.claim.name,
+            moved.source.id.name,
+            twins.join(" and ")
+        )
+    });
+    let kept: Vec<String> = kept.collect();
+    format!(
+        "{}. A longer spec.retainSource keeps them longer",
+        kept.join(". ")
+    )
 }
 
 /// Why the mover of the target failed to remove the journal, if this step removes that mover.

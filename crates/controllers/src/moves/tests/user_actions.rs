@@ -49,6 +49,21 @@ async fn a_claim_that_is_deleted_while_it_is_gated_leaves_both_copies() {
             ..
         }
     ));
+    let waits_for = |world: &World| world.read().unwrap().status.unwrap().waiting_for;
+    world.carry(|world| waits_for(world).is_some()).await;
+    let said = waits_for(&world).unwrap();
+    let (twin, pv) = (
+        format!("liqo-storage/{UID}"),
+        format!("PersistentVolume {}", name()),
+    );
+    for words in [
+        pv.as_str(),
+        &twin,
+        "shop/data in the cluster milan",
+        "spec.retainSource",
+    ] {
+        assert!(said.contains(words), "{words}: {said}");
+    }
     // After the retention the deletion continues.
     world.home_api.change(THE_MOVE, |of| {
         of["status"]["retainedUntil"] = "2026-01-01T00:00:00Z".into();
