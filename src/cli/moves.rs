@@ -126,6 +126,11 @@ struct UndoArgs {
     /// Which losses of the move back to accept. Those that the first move accepted are not accepted again.
     #[arg(long, value_enum, value_delimiter = ',', value_name = "WHAT")]
     accept_loss: Vec<MayBeLost>,
+    /// Delete the copy that the first move still keeps in a remote cluster, if it has the name of the claim there:
+    /// the move back needs that name. First a dry run checks that nothing else blocks the move back. Both are
+    /// waited for, also with --no-wait.
+    #[arg(long)]
+    delete_kept_copy: bool,
 }
 
 /// A namespace, and the moves in it.
@@ -174,10 +179,14 @@ pub(super) fn run(args: Args) -> Outcome<ExitCode> {
                 orders::recover(&place, &name, accept_loss).await?;
                 follow(&place, &name, !named.no_wait).await
             }
-            Action::Undo(UndoArgs { named, accept_loss }) => {
+            Action::Undo(UndoArgs {
+                named,
+                accept_loss,
+                delete_kept_copy,
+            }) => {
                 let (place, name) = named.find().await?;
                 let accepted = accept_loss.into_iter().map(Loss::from).collect();
-                let back = undo::undo(&place, &name, accepted).await?;
+                let back = undo::undo(&place, &name, accepted, delete_kept_copy).await?;
                 follow(&place, &back, !named.no_wait).await
             }
         }

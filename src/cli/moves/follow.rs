@@ -15,7 +15,7 @@ use crate::{
     volume::moving::Phase,
 };
 
-const POLL_INTERVAL: Duration = Duration::from_secs(1);
+pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(if cfg!(test) { 10 } else { 1000 });
 const BAR: &str = "{bar:30} {binary_bytes} of {binary_total_bytes} ({percent} %){msg}";
 
 /// Prints the state of a move and, unless `waits` is false, follows it to its end. Ctrl-C only ends the

@@ -1,22 +1,108 @@
 //! `liqo-csi move undo`: another move of the same claims, to where their volumes were. The status of
 //! the first one names the cluster, the real class and, if the volumes could be used from some nodes
 //! only, one of these nodes. Whether the user may move them there is checked as for every move.
+//!
+//! In a remote cluster a twin has the name of its claim. A source that is kept there has that name until its
+//! retention ends, so the move back can only begin after that.
 
 use std::collections::BTreeSet;
 
-use super::{Place, describe, orders::named, volume};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::ResourceExt;
+use serde_json::json;
+
+use super::{Place, describe, follow::POLL_INTERVAL, orders::named, volume};
 use crate::{
-    api::volume_move::{ClaimStatus, Cutover, Loss, Target, TwinReference, VolumeMove, VolumeMoveSpec},
+    api::volume_move::{
+        ClaimStatus, Cutover, Loss, Target, TwinReference, VolumeMove, VolumeMoveSpec, kept_source,
+    },
     cli::Outcome,
     volume::moving::Phase,
 };
 
 /// Creates the move back; its name.
-pub(super) async fn undo(place: &Place, name: &str, accepted: Vec<Loss>) -> Outcome<String> {
+pub(super) async fn undo(
+    place: &Place,
+    name: &str,
+    accepted: Vec<Loss>,
+    delete_kept_copy: bool,
+) -> Outcome<String> {
     let of = named(place, name).await?;
-    let back = reverse(&of, accepted).map_err(|why| format!("{}/{name}: {why}", place.namespace))?;
+    let full = format!("{}/{name}", place.namespace);
+    let back = reverse(&of, accepted).map_err(|why| format!("{full}: {why}"))?;
+    if let Some(kept) = kept_copies(&of) {
+        if !delete_kept_copy {
+            return Err(format!(
+                "{full}: nothing was changed: {kept}, and has the name that the move back needs there. Add --delete-kept-copy to \
+                 delete that copy now; otherwise undo the move when it is no longer kept"
+            )
+            .into());
+        }
+        check(place, &of, &back).await?;
+        eprintln!("deleting the copy: {kept}");
+        release(place, &of).await?;
+    }
     eprintln!("{}", describe_target(&back.target));
     volume::create_move(place, back).await
+}
+
+/// Checks by a dry run that nothing but the kept copies blocks the move back.
+async fn check(place: &Place, of: &VolumeMove, back: &VolumeMoveSpec) -> Outcome {
+    let spec = VolumeMoveSpec {
+        dry_run: true,
+        ..back.clone()
+    };
+    let name = volume::create_move(place, spec).await?;
+    eprintln!(
+        "checking by the dry run {}/{name} what else blocks the move back",
+        place.namespace
+    );
+    let findings = until(place, &name, |dry| dry.status.as_ref()?.preflight.clone()).await?;
+    let kept = kept_source(&of.uid().unwrap_or_default());
+    let others: Vec<_> = findings.into_iter().filter(|it| !it.contains(&kept)).collect();
+    if others.is_empty() {
+        return Ok(());
+    }
+    Err(format!(
+        "the kept copy was not deleted, because the move back would be refused:\n- {}",
+        others.join("\n- ")
+    )
+    .into())
+}
+
+/// Ends the retention of the source, and waits until it is deleted.
+async fn release(place: &Place, of: &VolumeMove) -> Outcome {
+    let patch = json!({"metadata": {"uid": of.metadata.uid}, "spec": {"retainSource": "0s"}});
+    place.moves.merge(&of.name_any(), &patch).await?;
+    let is_over = |now: &VolumeMove| describe::phase(now).filter(|phase| *phase != Phase::Retaining);
+    match until(place, &of.name_any(), is_over).await? {
+        Phase::Done => Ok(()),
+        _ => Err(format!(
+            "{}/{}: the kept copy was not deleted, as the move has gone on otherwise: see liqo-csi move status",
+            place.namespace,
+            of.name_any()
+        )
+        .into()),
+    }
+}
+
+/// Reads the move until this is something, and prints what it waits for.
+async fn until<T>(place: &Place, name: &str, of: impl Fn(&VolumeMove) -> Option<T>) -> Outcome<T> {
+    let mut waited_for = None;
+    loop {
+        let now = named(place, name).await?;
+        if let Some(found) = of(&now) {
+            return Ok(found);
+        }
+        let waits_for = now.status.and_then(|status| status.waiting_for);
+        if waits_for != waited_for
+            && let Some(what) = &waits_for
+        {
+            eprintln!("{}/{name}: waiting: {what}", place.namespace);
+        }
+        waited_for = waits_for;
+        tokio::time::sleep(POLL_INTERVAL).await;
+    }
 }
 
 fn describe_target(target: &Target) -> String {
@@ -59,6 +145,39 @@ fn reverse(of: &VolumeMove, accepted: Vec<Loss>) -> Result<VolumeMoveSpec, Strin
         recover_source: false,
         dry_run: false,
         ..of.spec.clone()
+    })
+}
+
+/// The copies that are kept under the names that the twins of the move back need, of when they are and until when they
+/// are kept; `None` if there are none. Twins of this cluster have other names, and of a move within a remote cluster
+/// only a `PersistentVolume` is kept.
+fn kept_copies(of: &VolumeMove) -> Option<String> {
+    if describe::phase(of) != Some(Phase::Retaining) {
+        return None;
+    }
+    let status = of.status.as_ref()?;
+    let kept = status.claims.iter().filter_map(|claim| {
+        let (source, target) = (claim.source.as_ref()?, claim.target.as_ref()?);
+        let is_in_the_way = source.name == claim.name && source.cluster != target.cluster;
+        is_in_the_way.then(|| {
+            format!(
+                "{}/{} in the cluster {}",
+                source.namespace, source.name, source.cluster
+            )
+        })
+    });
+    let kept: Vec<String> = kept.collect();
+    let time = |what: &str, at: &Option<Time>| {
+        let at = at.as_ref().map(|at| format!(", {what} {}", at.0));
+        at.unwrap_or_default()
+    };
+    (!kept.is_empty()).then(|| {
+        format!(
+            "the first move keeps {}{}{}",
+            kept.join(" and "),
+            time("as of", &status.committed_at),
+            time("until", &status.retained_until)
+        )
     })
 }
 
@@ -128,7 +247,128 @@ mod tests {
     use serde_json::{Value, from_value, json};
 
     use super::*;
-    use crate::api::volume_move::{CutoverMode, QuiesceMode};
+    use crate::{
+        api::volume_move::{CutoverMode, QuiesceMode, kept_source},
+        cluster::testing::FakeApi,
+    };
+
+    const MOVES: &str = "/apis/storage.liqo.io/v1alpha1/namespaces/shop/volumemoves/";
+
+    /// A move of shop/data-0 from milan to home, whose source is still kept.
+    fn keeps_its_source(api: &FakeApi) -> String {
+        let source = json!({
+            "cluster": "milan", "namespace": "shop-home", "name": "data-0", "storageClassName": "fast", "nodes": [],
+        });
+        let of = ended("Retaining", "home", &[source]);
+        let path = format!("{MOVES}one");
+        api.put(&path, serde_json::to_value(of).unwrap());
+        api.change(&path, |of| {
+            of["status"]["committedAt"] = "2026-11-26T12:00:00Z".into();
+            of["status"]["retainedUntil"] = "2026-11-27T12:00:00Z".into();
+        });
+        path
+    }
+
+    fn moves(api: &FakeApi) -> Vec<Value> {
+        api.store().below(MOVES)
+    }
+
+    /// The controller: dry runs have these findings, and a source is released when its retention has ended.
+    async fn control(api: &FakeApi, findings: &[String]) {
+        let mut changes = api.store().changes();
+        loop {
+            changes.borrow_and_update();
+            for of in moves(api) {
+                let path = format!("{MOVES}{}", of["metadata"]["name"].as_str().unwrap());
+                if of["spec"]["dryRun"] == true && of["status"].is_null() {
+                    api.change(&path, |of| {
+                        of["status"] = json!({"phase": "Failed", "preflight": findings, "claims": []});
+                    });
+                }
+                if of["spec"]["retainSource"] == "0s" && of["status"]["phase"] == "Retaining" {
+                    api.change(&path, |of| of["status"]["phase"] = "Done".into());
+                }
+            }
+            changes.changed().await.unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn a_kept_copy_in_the_way_is_deleted_only_on_request() {
+        let api = FakeApi::start().await;
+        let place = Place::of(&api.cluster_unwatched().await, "shop".to_owned());
+        let first = keeps_its_source(&api);
+        let retention = || api.object(&first).unwrap()["spec"]["retainSource"].clone();
+        let uid = api.object(&first).unwrap()["metadata"]["uid"]
+            .as_str()
+            .unwrap()
+            .to_owned();
+        let kept = format!(
+            "the claim shop/data-0: the place of its new twin is taken: {}",
+            kept_source(&uid)
+        );
+        let undo = async |delete, findings: &[String]| {
+            tokio::select! {
+                done = undo(&place, "one", Vec::new(), delete) => done.map_err(|why| why.to_string()),
+                () = control(&api, findings) => unreachable!("it runs for ever"),
+            }
+        };
+
+        let said = undo(false, &[]).await.unwrap_err();
+        for words in [
+            "--delete-kept-copy",
+            "milan",
+            "2026-11-26T12:00:00Z",
+            "2026-11-27T12:00:00Z",
+        ] {
+            assert!(said.contains(words), "{words}: {said}");
+        }
+        assert_eq!((moves(&api).len(), retention()), (1, json!("24h")));
+
+        let said = undo(
+            true,
+            &[kept.clone(), "the cluster milan takes no new volumes".into()],
+        )
+        .await;
+        let said = said.unwrap_err();
+        assert!(
+            said.contains("takes no new volumes") && !said.contains(&uid),
+            "{said}"
+        );
+        assert_eq!(
+            retention(),
+            "24h",
+            "the copy is kept as long as nothing can be moved back"
+        );
+
+        let name = undo(true, &[kept]).await.unwrap();
+        assert_eq!(
+            (
+                retention(),
+                api.object(&first).unwrap()["status"]["phase"].clone()
+            ),
+            (json!("0s"), json!("Done"))
+        );
+        let back = api.object(&format!("{MOVES}{name}")).unwrap();
+        assert_eq!(back["spec"]["target"]["cluster"], "milan");
+        assert_eq!(back["spec"]["dryRun"], false);
+    }
+
+    #[test]
+    fn only_a_kept_copy_with_the_name_of_the_claim_is_in_the_way() {
+        let there = |name: &str| json!({"cluster": "milan", "namespace": "shop", "name": name, "storageClassName": "fast", "nodes": []});
+        for (phase, to, source, wanted) in [
+            ("Retaining", "home", there("data-0"), true),
+            ("Retaining", "rome", there("data-0"), true),
+            ("Done", "home", there("data-0"), false),
+            // The source has only a PersistentVolume there.
+            ("Retaining", "milan", there("data-0"), false),
+            ("Retaining", "milan", was("home", "fast", &[]), false),
+        ] {
+            let found = kept_copies(&ended(phase, to, &[source]));
+            assert_eq!(found.is_some(), wanted, "{phase} {to}");
+        }
+    }
 
     fn was(cluster: &str, class: &str, nodes: &[&str]) -> Value {
         json!({

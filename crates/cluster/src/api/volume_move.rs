@@ -282,6 +282,15 @@ pub enum Route {
 pub const UNSEEN: &str = "attributes of the namespace trusted are neither seen nor carried over: do not move volumes with \
                           directories of overlayfs (as container engines have them) or gluster";
 
+/// What the preflight finds about a twin that the `VolumeMove` with this uid keeps. `liqo-csi move undo` recognises it.
+#[must_use]
+pub fn kept_source(by: &str) -> String {
+    format!(
+        "it is the source of the VolumeMove with the uid {by}, and is kept until spec.retainSource of that one ends. To delete it \
+         now, set that to 0s, or move back with liqo-csi move undo --delete-kept-copy"
+    )
+}
+
 /// What a move may lose. ExtendedAttributes: those of the namespace security, except
 /// security.capability, which is copied. Attributes of the namespace trusted are always lost: a
 /// move does not see them. InodeFlags: flags of files and directories, as those of chattr, also

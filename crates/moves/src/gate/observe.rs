@@ -6,7 +6,7 @@ use kube::{ResourceExt, core::PartialObjectMeta};
 
 use super::{ClaimObjects, GateError, MovedVolume, Place, name::ClaimOfName};
 use crate::{
-    api::volume_move::VolumeMove,
+    api::volume_move::{VolumeMove, kept_source},
     cluster::{ApiError, facts},
     placement::{
         moving::{
@@ -17,7 +17,7 @@ use crate::{
     },
     twin::{Site, has_finalizer, holder, reading, reclaim_policy},
     volume::{
-        DRIVER_NAME, Marks, ReclaimPolicy, VolumeId, mark,
+        DRIVER_NAME, Foreign, Marks, ReclaimPolicy, VolumeId, mark,
         moving::{MoveUid, SourceMark, TargetMark, TwinMarkError, VolumeMark, epoch_of},
         quantity,
     },
@@ -339,6 +339,12 @@ impl MovedVolume {
             .recognise(twin.labels(), twin.annotations())
         {
             Ok(marks) => marks,
+            Err(other @ Foreign::OtherEpoch { .. }) => {
+                return foreign(match SourceMark::read(twin.annotations()) {
+                    Ok(Some(SourceMark::Superseded { by, .. })) => kept_source(by.as_str()),
+                    _ => other.to_string(),
+                });
+            }
             Err(other) => return foreign(other.to_string()),
         };
         if let Some(other) = self
@@ -371,12 +377,6 @@ impl MovedVolume {
         marks: &Marks,
         twin: &PersistentVolumeClaim,
     ) -> Result<Option<String>, TwinMarkError> {
-        let epoch = epoch_of(twin.annotations())?;
-        if epoch != self.target.id.epoch {
-            return Ok(Some(format!(
-                "it is the twin of the volume's epoch {epoch}; the retained source of an earlier move is kept until its retainSource ends"
-            )));
-        }
         Ok(match TargetMark::read(twin.labels(), twin.annotations())? {
             Some(mark) if mark.by != self.by => {
                 Some(format!("the VolumeMove with the uid {} has created it", mark.by))

@@ -2,6 +2,7 @@ use serde_json::{Value, json};
 
 use super::world::*;
 use crate::{
+    api::volume_move::kept_source,
     cluster::{
         Rights,
         testing::{Act, Fault},
@@ -271,6 +272,33 @@ async fn within_a_remote_cluster_a_volume_moves_to_another_class_only() {
         format!("{UID}-1"),
         "as long as the source has the name of the claim"
     );
+}
+
+/// `liqo-csi move undo` needs to know that nothing else blocks the move back.
+#[tokio::test]
+async fn the_kept_source_of_an_earlier_move_is_the_only_finding_about_its_place() {
+    const EARLIER: &str = "6b5d1b2e-3c37-4f0e-9f0f-0d2c7ef1a333";
+    for (mark, words) in [
+        (format!("superseded:{EARLIER}:1"), kept_source(EARLIER)),
+        (
+            format!("given-back:{EARLIER}:1"),
+            "it is the twin of epoch 0 of the volume".to_owned(),
+        ),
+    ] {
+        let found = findings(to_milan(&json!({})), |world| {
+            let twin = world.home_api.object(&source_path()).unwrap();
+            let (labels, mut annotations) =
+                (&twin["metadata"]["labels"], twin["metadata"]["annotations"].clone());
+            annotations[mark::SOURCE_OF] = mark.as_str().into();
+            world.there.put(
+                TARGET,
+                json!({"metadata": {"labels": labels, "annotations": annotations}, "spec": {"volumeName": "v"}}),
+            );
+        })
+        .await;
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(says(&found, &words), "{found:?}");
+    }
 }
 
 /// `liqo-csi move undo` needs the nodes.
