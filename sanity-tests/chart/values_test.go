@@ -98,11 +98,37 @@ func TestStringsAreQuoted(t *testing.T) {
 	}
 }
 
+// Users who may create a VolumeMove choose the size of pods in the namespace of the release.
+func TestSizeOfMoversIsLimited(t *testing.T) {
+	for most, want := range map[*Values][]string{
+		nil:                      {"--mover-max-cpu=4", "--mover-max-memory=4Gi"},
+		{"cpu": 2, "memory": ""}: {"--mover-max-cpu=2"},
+	} {
+		values := Values{}
+		if most != nil {
+			values["mover"] = Values{"maxResources": *most}
+		}
+		controller := named[*appsv1.Deployment](t, render(t, values), "liqo-csi-controller").Spec.Template.Spec
+		var got []string
+		for _, container := range controller.Containers {
+			for _, argument := range container.Args {
+				if strings.HasPrefix(argument, "--mover-max-") {
+					got = append(got, argument)
+				}
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%v: %q instead of %q", most, got, want)
+		}
+	}
+}
+
 func TestInvalidStringsAreRefused(t *testing.T) {
 	for name, values := range map[string]Values{
 		"image/repository":        {"image": Values{"repository": "registry.example.com/liqo-csi:0.1.0"}},
 		"image/tag":               {"image": Values{"tag": "a b"}},
 		"mover/image":             {"mover": Values{"image": "a: b"}},
+		"mover/maxResources/cpu":  {"mover": Values{"maxResources": Values{"cpu": "many"}}},
 		"imagePullSecrets/0":      {"imagePullSecrets": []Values{{"Name": "a"}}},
 		"imagePullSecrets/0/name": {"imagePullSecrets": []Values{{"name": "a,b"}}},
 		"extraEnv/0/value":        {"extraEnv": []Values{{"name": "A", "value": 3}}},

@@ -9,6 +9,7 @@ use super::{
     process::{duration, until_signalled},
 };
 use crate::{
+    api::volume_move::{Amounts, Quantity},
     cluster::{self, Calls, Cluster, Settings, events::Events},
     controllers,
     csi::{Controller, CreateLimiter, Endpoint, Identity, Role, server, work::Work},
@@ -78,6 +79,12 @@ pub(super) struct Args {
     /// Secrets in --namespace for pulling it.
     #[arg(long, value_delimiter = ',')]
     mover_pull_secrets: Vec<String>,
+    /// The most CPU that a `VolumeMove` may request for its movers [default: any].
+    #[arg(long)]
+    mover_max_cpu: Option<String>,
+    /// The most memory that a `VolumeMove` may request for its movers [default: any].
+    #[arg(long)]
+    mover_max_memory: Option<String>,
     /// Service account of the pods that connect movers through API servers.
     #[arg(long, default_value = "liqo-csi-relay")]
     relay_service_account: String,
@@ -154,6 +161,10 @@ async fn serve(args: Args) -> Outcome {
         pull_secrets: args.mover_pull_secrets,
         relay_account: args.relay_service_account,
         policy: policy.clone(),
+        most: Amounts {
+            cpu: args.mover_max_cpu.map(Quantity),
+            memory: args.mover_max_memory.map(Quantity),
+        },
     });
     let loops = controllers::run(
         home.clone(),

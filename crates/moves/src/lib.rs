@@ -9,6 +9,6 @@ pub mod movers;
 pub mod relay;
 
 use liqo_csi_cluster::{api, cluster, fleet};
-use liqo_csi_model::{placement, topology, volume};
+use liqo_csi_model::{offload, placement, topology, volume};
 use liqo_csi_observe as observe;
 use liqo_csi_twin as twin;

@@ -41,9 +41,10 @@ pub use self::target::target_class;
 pub(super) use self::volume::{claim_there, is_claim_there, name_of_claim_there, node_affinity};
 use self::{orders::Orders, side::MoverSide};
 use crate::{
-    api::volume_move::{MoveRequest, MoveTarget, Warm},
+    api::volume_move::{Amounts, MoveRequest, MoveTarget, Mover, Quantity, Warm},
     cluster::ApiError,
     gate::{Applied, GateError, MovedVolume, Movers},
+    offload::nanos,
     placement::{
         ClassError,
         moving::{ClaimStep, Helpers, Live, Side, Stage},
@@ -101,6 +102,34 @@ pub struct HelperSettings {
     pub relay_account: String,
     /// What users may choose.
     pub policy: Policy,
+    /// The most that users may request for movers; `None` is any amount.
+    pub most: Amounts,
+}
+
+impl HelperSettings {
+    /// Which resources of a move are more than users may request.
+    #[must_use]
+    pub fn excess(&self, mover: &Mover) -> Vec<String> {
+        let resources = mover.resources.clone().unwrap_or_default();
+        let kinds = [("requests", resources.requests), ("limits", resources.limits)];
+        let all = kinds.into_iter().flat_map(|(kind, wanted)| {
+            let wanted = wanted.unwrap_or_default();
+            [
+                (kind, "cpu", wanted.cpu, &self.most.cpu),
+                (kind, "memory", wanted.memory, &self.most.memory),
+            ]
+        });
+        let excess = all.filter_map(|(kind, resource, wanted, most)| {
+            let (Quantity(wanted), Quantity(most)) = (wanted?, most.as_ref()?);
+            (nanos(&wanted)? > nanos(most)?).then(|| {
+                format!(
+                    "spec.mover.resources.{kind}.{resource} is {wanted}, and this driver allows {most} (mover.maxResources of its \\
+                     chart)"
+                )
+            })
+        });
+        excess.collect()
+    }
 }
 
 /// The movers in the real clusters.

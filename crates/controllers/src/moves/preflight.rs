@@ -35,6 +35,9 @@ pub(super) async fn preflight<H: MoveHelpers>(
         namespace: context.settings.namespace.clone(),
     };
     let mut findings = Vec::new();
+    if let Some(movers) = &context.settings.movers {
+        findings.extend(movers.excess(&request.mover));
+    }
     let target = match target::find(context, &request).await? {
         Ok(target) => Some(target),
         Err(found) => {

@@ -148,7 +148,8 @@ pub fn same_amount(one: &str, other: &str) -> bool {
 }
 
 /// Parses a quantity into billionths.
-pub(super) fn nanos(quantity: &str) -> Option<i128> {
+#[must_use]
+pub fn nanos(quantity: &str) -> Option<i128> {
     let digits = quantity
         .find(|it: char| !it.is_ascii_digit() && it != '.')
         .unwrap_or(quantity.len());

@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::{
     bounds::{LONGEST_MESSAGE, cut, first_names, is_name, is_resource, is_uid},
-    capacity::{Amounts, Offer, same_amount, share_of, share_of_free, stated},
+    capacity::{Amounts, Offer, nanos, same_amount, share_of, share_of_free, stated},
     claims::{Claim, Volumes},
     decision::{Decision, Facts, Placed, Seen, Step, decide},
     names::{NameRefused, never_offloaded, remote_name},

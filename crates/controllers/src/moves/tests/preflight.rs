@@ -2,13 +2,14 @@ use serde_json::{Value, json};
 
 use super::world::*;
 use crate::{
-    api::volume_move::kept_source,
+    api::volume_move::{Amounts, Quantity, kept_source},
     cluster::{
         Rights,
         testing::{Act, Fault},
     },
+    movers::HelperSettings,
     placement::moving::{Outcome, Stage},
-    twin::{TWIN_CLASS, TWIN_NAME, TWIN_NAMESPACE},
+    twin::{Policy, TWIN_CLASS, TWIN_NAME, TWIN_NAMESPACE},
     volume::mark,
 };
 
@@ -345,6 +346,65 @@ async fn refusals_of_mover_pods_are_reported_before_any_write() {
     })
     .await;
     assert_eq!(found, ["the claim shop/data: exceeded quota"]);
+}
+
+#[tokio::test]
+async fn movers_that_are_larger_than_the_driver_allows_are_reported() {
+    let sized = |cpu: &str, memory: &str| {
+        let amounts = json!({"cpu": cpu, "memory": memory});
+        to_milan(&json!({"mover": {"resources": {"requests": amounts, "limits": {"memory": memory}}}}))
+    };
+    let limits = |world: &mut World| {
+        let amount = |it: &str| Some(Quantity(it.to_owned()));
+        world.settings.movers = Some(HelperSettings {
+            namespace: "ours".into(),
+            image: "driver".into(),
+            pull_policy: "IfNotPresent".into(),
+            pull_secrets: Vec::new(),
+            relay_account: "relay".into(),
+            policy: Policy {
+                allowed_classes: world.settings.allowed_classes.clone(),
+                namespace: "ours".into(),
+            },
+            most: Amounts {
+                cpu: amount("1500m"),
+                memory: amount("4Gi"),
+            },
+        });
+    };
+    for (cpu, memory, excess) in [
+        ("1.5", "4096Mi", vec![]),
+        (
+            "1600m",
+            "1Gi",
+            vec!["requests.cpu is 1600m, and this driver allows 1500m"],
+        ),
+        (
+            "1",
+            "64Gi",
+            vec![
+                "requests.memory is 64Gi",
+                "limits.memory is 64Gi, and this driver allows 4Gi",
+            ],
+        ),
+    ] {
+        let mut world = World::new(sized(cpu, memory)).await;
+        limits(&mut world);
+        world
+            .carry(|world| {
+                world
+                    .read()
+                    .unwrap()
+                    .status
+                    .is_some_and(|it| it.preflight.is_some())
+            })
+            .await;
+        let found = world.read().unwrap().status.unwrap().preflight.unwrap();
+        assert_eq!(found.len(), excess.len(), "{found:?}");
+        for words in excess {
+            assert!(says(&found, words), "{words}: {found:?}");
+        }
+    }
 }
 
 #[tokio::test]

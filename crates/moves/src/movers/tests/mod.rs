@@ -113,6 +113,7 @@ fn request(spec: Value) -> MoveRequest {
 
 fn helpers() -> ClusterHelpers {
     ClusterHelpers::new(HelperSettings {
+        most: crate::api::volume_move::Amounts::default(),
         namespace: "liqo-csi".into(),
         image: "example.test/driver:1".into(),
         pull_policy: "IfNotPresent".into(),
