@@ -2,7 +2,7 @@
 //! the pod: within one cluster, a pod never starts with an older `ConfigMap` than the one that
 //! existed when the pod was created, nor without an optional one that existed.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::ResourceExt;
@@ -12,7 +12,7 @@ use crate::{
     cluster::ApiError,
     offload::{
         pods::{Destination, Waiting, configuration, creates_secrets},
-        reflection::{Kind, name_of_copy, why_not_copied},
+        reflection::{Kind, Original, name_of_copy, why_not_copied},
     },
     places::Place,
     raw::RawPod,
@@ -145,24 +145,23 @@ impl Pods<'_> {
         let Some(copies) = self.copies(home) else {
             return;
         };
-        let own = home.namespace().unwrap_or_default();
-        let leads_elsewhere = |named: &str| destination.leads_elsewhere(&own, named);
-        let (mut taken, mut refused, mut naming) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut taken, mut refused, mut others) = (Vec::new(), Vec::new(), Vec::new());
         for ((kind, name), _) in configuration(&home.json()) {
             match copies.no_copy(kind, &name) {
                 Some(NoCopy::Taken) => taken.push(format!("{kind:?} {name}")),
                 Some(NoCopy::Refused(why)) => refused.push(format!("{kind:?} {name} ({why})")),
-                None if copies.names_service(kind, &name, leads_elsewhere) => {
-                    naming.push(format!("{kind:?} {name}"));
+                None => {
+                    let original = copies.original_of(kind, &name);
+                    others.extend(original.map(|it| (format!("{kind:?} {name}"), it)));
                 }
-                None => {}
             }
         }
+        let naming = self.naming_services(home, &others, destination).await;
         let cluster = &self.cluster;
         let naming = (!naming.is_empty()).then(|| {
             let note = format!(
-                "these objects name Services by a namespace that has another name in the cluster {cluster}, or is not offloaded: \
-                 {}. Such a name leads to nothing or to others there: use the name of the Service alone, or the \
+                "these objects name Services by an address, or by a namespace that has another name in the cluster {cluster} or is \
+                 not offloaded: {}. Such a name leads to nothing or to others there: use the name of the Service alone, or the \
                  namespaceMappingStrategy EnforceSameName, or keep the pod on nodes of this cluster",
                 naming.join(", ")
             );
@@ -189,6 +188,39 @@ impl Pods<'_> {
         for (reason, note) in taken.into_iter().chain(refused).chain(naming) {
             self.events.warn_object(reference(home), reason, &note).await;
         }
+    }
+
+    /// Those of these objects that name Services of this cluster in a way that leads elsewhere in the remote one.
+    async fn naming_services(
+        &self,
+        home: &RawPod,
+        copied: &[(String, Arc<Original>)],
+        destination: &Destination<'_>,
+    ) -> Vec<String> {
+        let own = home.namespace().unwrap_or_default();
+        let short = copied
+            .iter()
+            .flat_map(|(_, it)| &it.short_names)
+            .map(String::as_str);
+        let existing = self
+            .existing_of(home, short.filter(|it| *it != own).collect())
+            .await;
+        let addresses = copied.iter().flat_map(|(_, it)| &it.addresses).copied().collect();
+        let of_services = match self.of_services(home, &addresses).await {
+            Ok(of_services) => of_services,
+            Err(error) => {
+                tracing::warn!(pod = home.key(), %error, "failed to find the Services whose addresses the configuration of a pod may have");
+                BTreeMap::new()
+            }
+        };
+        let leads_elsewhere = |it: &Original| {
+            let short = it.short_names.iter().filter(|it| existing.contains(*it));
+            let mut named = it.namespaces.iter().chain(short);
+            named.any(|it| destination.leads_elsewhere(&own, it))
+                || it.addresses.iter().any(|it| of_services.contains_key(it))
+        };
+        let naming = copied.iter().filter(|(_, it)| leads_elsewhere(it));
+        naming.map(|(name, _)| name.clone()).collect()
     }
 
     fn copies(&self, home: &RawPod) -> Option<Arc<Copies>> {

@@ -256,7 +256,12 @@ impl Pods<'_> {
     /// The namespaces of this cluster that short names in the pod may mean, except those that have their own name in
     /// remote clusters.
     pub(super) async fn existing(&self, home: &RawPod, pod: &Value) -> BTreeSet<String> {
-        let named = short_namespaces(pod).into_iter();
+        self.existing_of(home, short_namespaces(pod)).await
+    }
+
+    /// Those of these namespaces that exist in this cluster and do not have their own name in remote clusters.
+    pub(super) async fn existing_of(&self, home: &RawPod, named: BTreeSet<&str>) -> BTreeSet<String> {
+        let named = named.into_iter();
         let named = named.filter(|it| is_name(it) && !self.keeps_its_name(it));
         let mut existing = BTreeSet::new();
         for name in named.take(MOST_LOOKED_UP) {
@@ -316,7 +321,7 @@ impl Pods<'_> {
 
     /// Those of the addresses that are addresses of Services of this cluster, and the name of the Service if it is
     /// one of the pod's namespace.
-    async fn of_services(
+    pub(super) async fn of_services(
         &self,
         home: &RawPod,
         addresses: &BTreeSet<IpAddr>,

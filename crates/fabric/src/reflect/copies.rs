@@ -185,11 +185,9 @@ impl Copies {
             .then_some(self.ends.source.most)
     }
 
-    /// Whether an object at home names a Service of a namespace like this.
-    pub(crate) fn names_service(&self, kind: Kind, name: &str, of: impl Fn(&str) -> bool) -> bool {
-        let copy = name_of_copy(kind, name, &self.ends.marks.home);
-        let here = self.original(kind, &copy);
-        here.is_some_and(|it| it.namespaces.iter().any(|namespace| of(namespace)))
+    /// An object at home, if it is copied.
+    pub(crate) fn original_of(&self, kind: Kind, name: &str) -> Option<Arc<Original>> {
+        self.original(kind, &name_of_copy(kind, name, &self.ends.marks.home))
     }
 
     /// Why the copy of an object is missing or outdated.

@@ -95,14 +95,32 @@ fn namespace_of(name: &str) -> Option<&str> {
     is_short.then_some(namespace)
 }
 
-/// The addresses in a text that may be those of Services.
+/// The addresses in a text that may be those of Services. Ranges of addresses are left out.
 pub(super) fn addresses(text: &str) -> impl Iterator<Item = IpAddr> {
-    let v4 = text.split(|it: char| !it.is_ascii_digit() && it != '.');
+    let v4 = words(text, |it| it.is_ascii_digit() || it == '.');
     let v4 = v4.filter_map(|it| it.parse::<Ipv4Addr>().ok()).map(IpAddr::from);
-    let v6 = text.split(|it: char| !it.is_ascii_hexdigit() && it != ':');
+    let v6 = words(text, |it| it.is_ascii_hexdigit() || it == ':');
     let v6 = v6.filter_map(|it| it.parse::<Ipv6Addr>().ok()).map(IpAddr::from);
     v4.chain(v6)
         .filter(|it| !it.is_loopback() && !it.is_unspecified())
+}
+
+/// The parts of a text that consist of these characters, except those that the length of a prefix follows.
+fn words(text: &str, is_of_word: impl Fn(char) -> bool) -> impl Iterator<Item = &str> {
+    let paths = text.split(move |it| !is_of_word(it) && it != '/');
+    paths.flat_map(|path| {
+        let words = match path.rsplit_once('/') {
+            Some((range, length)) if is_prefix_length(length) => {
+                range.rsplit_once('/').map_or("", |(before, _)| before)
+            }
+            _ => path,
+        };
+        words.split('/')
+    })
+}
+
+fn is_prefix_length(text: &str) -> bool {
+    matches!(text.len(), 1..=3) && text.chars().all(|it| it.is_ascii_digit())
 }
 
 fn is_of_label(it: char) -> bool {
@@ -123,6 +141,20 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn ranges_of_addresses_are_no_addresses() {
+        for (text, wanted) in [
+            ("10.96.0.7", vec!["10.96.0.7"]),
+            ("http://10.96.0.7/x, 10.96.0.8/", vec!["10.96.0.7", "10.96.0.8"]),
+            ("NO_PROXY=10.96.0.0/12,10.0.0.0/8", vec![]),
+            ("fd00:96::/112 fd00:96::7", vec!["fd00:96::7"]),
+            ("http://10.96.0.7/12/x", vec!["10.96.0.7"]),
+        ] {
+            let found: Vec<String> = addresses(text).map(|it| it.to_string()).collect();
+            assert_eq!(found, wanted, "{text}");
+        }
+    }
 
     #[test]
     fn namespaces_are_found_in_names_of_services() {

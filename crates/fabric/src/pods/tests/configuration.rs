@@ -339,6 +339,56 @@ async fn names_of_services_in_what_a_pod_uses_are_reported() {
     assert!(!told[0].contains("word") && !told[0].contains("data"), "{told:?}");
 }
 
+#[tokio::test]
+async fn short_names_and_addresses_in_what_a_pod_uses_are_reported() {
+    // redis://:word@10.96.0.7:6379, and db.data, which must not be looked up.
+    let (url, host) = ("cmVkaXM6Ly86d29yZEAxMC45Ni4wLjc6NjM3OQ==", "ZGIuZGF0YQ==");
+    for (settings, secret, wanted) in [
+        (
+            json!({"url": "http://db.data:80"}),
+            json!({}),
+            Some(": ConfigMap settings."),
+        ),
+        (
+            json!({"dns": "10.96.0.7"}),
+            json!({}),
+            Some(": ConfigMap settings."),
+        ),
+        (json!({}), json!({"url": url}), Some(": Secret own.")),
+        (json!({}), json!({"host": host}), None),
+        (
+            json!({"no_proxy": "10.96.0.0/16,.cluster.local", "at": "10.97.0.1", "host": "db.none"}),
+            json!({}),
+            None,
+        ),
+    ] {
+        let world = with_required("secrets", "own", json!({"data": secret})).await;
+        world.home.put("/api/v1/namespaces/data", json!({}));
+        let range = json!({"spec": {"cidrs": ["10.96.0.0/16"]}});
+        world
+            .home
+            .put("/apis/networking.k8s.io/v1/servicecidrs/kubernetes", range);
+        world.home.put(SETTINGS, json!({"data": settings}));
+        world
+            .run_until(|world| world.is_running() && told(world).len() == usize::from(wanted.is_some()))
+            .await;
+        let told = told(&world);
+        assert!(told.len() == usize::from(wanted.is_some()), "{told:?}");
+        for note in told {
+            assert!(
+                note.starts_with("NameOfHomeNamespace ") && note.contains(wanted.unwrap()),
+                "{note}"
+            );
+            assert!(!note.contains("word") && !note.contains("10.96"), "{note}");
+        }
+        let read = world.home.requests();
+        assert!(
+            secret["host"].is_null() || !read.iter().any(|it| it == "GET /api/v1/namespaces/data"),
+            "{read:?}"
+        );
+    }
+}
+
 /// With every kind of the API: one that is new does not compile here.
 fn volume_of_every_kind() -> Volume {
     fn some<T: serde::de::DeserializeOwned>() -> Option<T> {

@@ -6,7 +6,10 @@ mod caveats;
 mod object;
 mod slices;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
 pub use self::{
     caveats::caveats,
@@ -99,6 +102,11 @@ pub struct Original {
     /// Some of the namespaces of Services that its data name, if it is a `ConfigMap` or Secret: they are compared and
     /// never written anywhere, because a Secret may hold them.
     pub namespaces: BTreeSet<String>,
+    /// What short names such as `db.data` may mean, if it is a `ConfigMap`. Those of a Secret are not kept, because they
+    /// are looked up, and requests are logged.
+    pub short_names: BTreeSet<String>,
+    /// Some of the addresses in its data, which are compared only.
+    pub addresses: BTreeSet<IpAddr>,
 }
 
 /// The metadata of an object in the remote namespace.

@@ -12,7 +12,7 @@ use super::{
     name_of_copy,
 };
 use crate::{
-    offload::service_names::{add_namespaces, namespaces},
+    offload::service_names::{addresses, namespaces, short_names},
     volume::{digest, is_within, marks_ownership},
 };
 
@@ -53,7 +53,7 @@ const OF_AN_ACCOUNT: [&str; 2] = [
     "openshift.io/internal-registry-auth-token.service-account",
 ];
 
-/// Namespaces that are remembered of one object.
+/// Namespaces, short names and addresses that are remembered of one object.
 const MOST_NAMESPACES: usize = 8;
 
 type Pairs = BTreeMap<String, String>;
@@ -128,7 +128,7 @@ pub fn wanted(kind: Kind, mut object: Value, marks: &Marks) -> Result<Wanted, No
         Kind::EndpointSlice => endpoints(&object),
     };
     let fingerprint = fingerprint(kind, &labels, &annotations, &content);
-    let namespaces = named_namespaces(kind, &content["data"], &namespace);
+    let texts = texts(kind, &content["data"]);
     let mut object = json!({
         "apiVersion": kind.api_version(),
         "kind": format!("{kind:?}"),
@@ -144,28 +144,54 @@ pub fn wanted(kind: Kind, mut object: Value, marks: &Marks) -> Result<Wanted, No
             copy,
             fingerprint,
             selector,
-            namespaces,
+            namespaces: named_namespaces(&texts, &namespace),
+            short_names: match kind {
+                Kind::ConfigMap => some(texts.iter().flat_map(|it| short_names(it)).map(str::to_owned)),
+                Kind::Secret | Kind::Service | Kind::EndpointSlice => BTreeSet::new(),
+            },
+            addresses: some(texts.iter().flat_map(|it| addresses(it))),
         },
         object,
     })
 }
 
-/// The namespaces of Services that the data of a `ConfigMap` or Secret name, the own one first.
-fn named_namespaces(kind: Kind, data: &Value, own: &str) -> BTreeSet<String> {
-    let mut all = BTreeSet::new();
+/// The values of a `ConfigMap` or Secret.
+fn texts(kind: Kind, data: &Value) -> Vec<String> {
+    let values = data
+        .as_object()
+        .into_iter()
+        .flatten()
+        .map(|(_, value)| text(value));
     match kind {
-        Kind::ConfigMap => add_namespaces(data, own, &mut all),
+        Kind::ConfigMap => values.map(str::to_owned).collect(),
         Kind::Secret => {
-            let values = data.as_object().into_iter().flatten();
-            for value in values.filter_map(|(_, value)| STANDARD.decode(text(value)).ok()) {
-                let value = String::from_utf8_lossy(&value);
-                all.extend(namespaces(&value, own).map(str::to_owned));
-            }
+            let values = values.filter_map(|value| STANDARD.decode(value).ok());
+            values
+                .map(|value| String::from_utf8_lossy(&value).into_owned())
+                .collect()
         }
-        Kind::Service | Kind::EndpointSlice => {}
+        Kind::Service | Kind::EndpointSlice => Vec::new(),
     }
+}
+
+/// The namespaces of Services in these texts, the own one first.
+fn named_namespaces(texts: &[String], own: &str) -> BTreeSet<String> {
+    let mut all: BTreeSet<_> = texts.iter().flat_map(|it| namespaces(it, own)).collect();
     let own = all.take(own);
-    own.into_iter().chain(all).take(MOST_NAMESPACES).collect()
+    let all = own.into_iter().chain(all).take(MOST_NAMESPACES);
+    all.map(str::to_owned).collect()
+}
+
+/// Some of these.
+fn some<T: Ord>(all: impl Iterator<Item = T>) -> BTreeSet<T> {
+    let mut some = BTreeSet::new();
+    for one in all {
+        if some.len() >= MOST_NAMESPACES {
+            break;
+        }
+        some.insert(one);
+    }
+    some
 }
 
 /// Why an object of the cluster `home` is not copied.
