@@ -26,11 +26,11 @@ const (
 
 // request is Request of components/policies.
 type request struct {
-	User, Operation, Resource string
-	Groups                    []string
-	Object, OldObject         json.RawMessage
-	Namespace                 *corev1.Namespace
-	Rights                    []string
+	User, Operation, Resource, Name string
+	Groups                          []string
+	Object, OldObject               json.RawMessage
+	Namespace                       *corev1.Namespace
+	Rights                          []string
 }
 
 // refusals returns the messages of the policies that refuse each request, evaluated with the code

@@ -1,0 +1,137 @@
+package chart
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// This file judges requests with a stolen token: each is an attack, or one that the driver sends.
+
+const (
+	fence      = "liqo-csi-remote.liqo-csi"
+	ofNoFabric = "shop"
+)
+
+// written returns a write by the identity of the home cluster: a creation without an old object, a deletion without a new one.
+func written(resource string, namespace *corev1.Namespace, old, object string) request {
+	r := request{User: remoteUser, Operation: "UPDATE", Resource: resource, Namespace: namespace, OldObject: json.RawMessage(old), Object: json.RawMessage(object)}
+	switch {
+	case old == "":
+		r.Operation, r.OldObject = "CREATE", nil
+	case object == "":
+		r.Operation, r.Object = "DELETE", nil
+	}
+	return r
+}
+
+func namespaceCalled(name string) *corev1.Namespace {
+	return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
+}
+
+// mover returns the pod that crates/moves/src/movers/pod.rs makes, as API servers complete it, with these changes of its
+// spec and of its labels.
+func mover(t *testing.T, changes, labels map[string]any) string {
+	t.Helper()
+	spec := map[string]any{}
+	if err := json.Unmarshal([]byte(`{
+		"automountServiceAccountToken": false, "serviceAccountName": "default", "restartPolicy": "Never", "enableServiceLinks": false,
+		"terminationGracePeriodSeconds": 1, "priority": 0, "preemptionPolicy": "PreemptLowerPriority", "schedulerName": "default-scheduler",
+		"securityContext": {"runAsUser": 0, "runAsGroup": 0, "runAsNonRoot": false, "seccompProfile": {"type": "RuntimeDefault"}},
+		"tolerations": [
+			{"key": "node.kubernetes.io/unschedulable", "operator": "Exists", "effect": "NoSchedule"},
+			{"key": "dedicated", "operator": "Equal", "value": "db", "effect": "NoSchedule"},
+			{"operator": "Exists", "effect": "NoSchedule"},
+			{"key": "node.kubernetes.io/not-ready", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300}],
+		"containers": [{"name": "mover", "image": "ghcr.io/liqo-csi/liqo-csi:v1", "imagePullPolicy": "IfNotPresent",
+			"command": ["/usr/local/bin/liqo-csi", "mover"], "args": ["source"], "resources": {"limits": {"memory": "256Mi"}},
+			"securityContext": {"allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"], "add": ["DAC_OVERRIDE"]}},
+			"volumeMounts": [{"name": "data", "mountPath": "/data"}, {"name": "secrets", "mountPath": "/secrets"}]}],
+		"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data-db-0"}},
+			{"name": "secrets", "secret": {"secretName": "move-source-0123456789abcdef-01234567", "defaultMode": 256}}]}`), &spec); err != nil {
+		t.Fatal(err)
+	}
+	maps.Copy(spec, changes)
+	all := map[string]any{
+		"app.kubernetes.io/managed-by": "storage.liqo.io", "app.kubernetes.io/component": "mover", "storage.liqo.io/move": "m",
+		"storage.liqo.io/volume": "pvc-1", "storage.liqo.io/move-side": "source",
+	}
+	maps.Copy(all, labels)
+	text, err := json.Marshal(map[string]any{"metadata": map[string]any{
+		"name": "move-source-0123456789abcdef", "labels": all, "annotations": map[string]any{"storage.liqo.io/made-as": "d"},
+	}, "spec": spec})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// With remoteAccess.move, RBAC allows to create and delete all pods of the listed namespaces and to forward their ports.
+// Policies leave of this what movers need.
+func TestMoversAreAllThatAnIdentityMayRun(t *testing.T) {
+	listed := namespaceCalled(ofNoFabric)
+	create := func(changes, labels map[string]any) request {
+		return written("pods", listed, "", mover(t, changes, labels))
+	}
+	deletion := func(name string) request {
+		r := written("pods", listed, fmt.Sprintf(`{"metadata": {"name": %q, "namespace": "shop"}}`, name), "")
+		r.Name = name
+		return r
+	}
+	forward := func(name string) request {
+		r := written("pods/portforward", listed, "", `{"kind": "PodPortForwardOptions", "apiVersion": "v1"}`)
+		r.Operation, r.Name = "CONNECT", name
+		return r
+	}
+	secret := func(name string) request {
+		return written("secrets", listed, "", fmt.Sprintf(`{"metadata": {"name": %q}, "type": "Opaque"}`, name))
+	}
+	pre := map[string]any{"priorityClassName": "high", "priority": 1000}
+	tolerates := func(toleration map[string]any) map[string]any {
+		return map[string]any{"tolerations": []any{toleration}}
+	}
+	all := []checkedRequest{
+		{"a mover", create(nil, nil), ""},
+		{"a mover of a low priority", create(map[string]any{"priorityClassName": "low", "priority": -5}, nil), ""},
+		{"a mover with labels of its node", create(nil, map[string]any{"topology.kubernetes.io/zone": "a"}), ""},
+		{"a priority", create(pre, nil), fence + "-movers"},
+		{"a RuntimeClass", create(map[string]any{"runtimeClassName": "kata"}, nil), fence + "-movers"},
+		{"a device", create(map[string]any{"resourceClaims": []any{map[string]any{"name": "a", "resourceClaimName": "gpu"}}}, nil), fence + "-movers"},
+		{"every toleration", create(tolerates(map[string]any{"operator": "Exists"}), nil), fence + "-movers"},
+		{"a toleration of NoExecute", create(tolerates(map[string]any{"key": "a", "operator": "Exists", "effect": "NoExecute"}), nil), fence + "-movers"},
+		{"the label of a Service's pods", create(nil, map[string]any{"app": "db"}), fence + "-movers"},
+		{"the component of others", create(nil, map[string]any{"app.kubernetes.io/component": "db"}), fence + "-movers"},
+
+		{"the end of a mover", deletion("move-source-0123456789abcdef"), ""},
+		{"the end of a mover of the target", deletion("move-target-0123456789abcdef"), ""},
+		{"the end of a pod of a user", deletion("postgres-0"), fence + "-mover-pods"},
+		{"the end of a pod with a similar name", deletion("move-source-0123456789abcdef-0"), fence + "-mover-pods"},
+		{"the ports of a mover", forward("move-target-0123456789abcdef"), ""},
+		{"the ports of a pod of a user", forward("postgres-0"), fence + "-mover-pods"},
+		{"the ports of a pod without a name", forward(""), fence + "-mover-pods"},
+
+		{"the Secret of a mover", secret("move-target-0123456789abcdef-01234567"), ""},
+		{"the Secret in a dry run", secret("move-target-0123456789abcdef"), ""},
+		{"a Secret that a user's pod waits for", secret("move-tls"), fence + "-mover-secrets"},
+	}
+	byUser := deletion("postgres-0")
+	byUser.User = "user"
+	all = append(all, checkedRequest{"a user deletes a pod", byUser, ""})
+	for _, level := range []string{"namespaced", "minimal"} {
+		access := Values{"only": true, "level": level, "namespaces": []string{ofNoFabric}, "homeClusterID": homeID, "move": true}
+		t.Run(level, func(t *testing.T) {
+			checkRequests(t, Values{"remoteAccess": access}, all)
+			refused := refusals(t, Values{"remoteAccess": access}, []request{create(pre, nil)})[0]
+			if !strings.Contains(refused, "remoteAccess.pods.priorityClasses") {
+				t.Errorf("where the default priority is above 0, nothing says what to set: %s", refused)
+			}
+			access["pods"] = Values{"priorityClasses": []string{"high"}}
+			checkRequests(t, Values{"remoteAccess": access}, []checkedRequest{{"a listed priority", create(pre, nil), ""}})
+		})
+	}
+}
