@@ -4,9 +4,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"testing"
 
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -133,5 +135,70 @@ func TestMoversAreAllThatAnIdentityMayRun(t *testing.T) {
 			access["pods"] = Values{"priorityClasses": []string{"high"}}
 			checkRequests(t, Values{"remoteAccess": access}, []checkedRequest{{"a listed priority", create(pre, nil), ""}})
 		})
+	}
+}
+
+// A volume of an in-tree kind is any disk, share or target that the nodes reach. Only listed kinds are allowed.
+func TestRemotePodsMountOnlyListedKinds(t *testing.T) {
+	namespace := newRemoteNamespace("shop-rome")
+	pod := func(volume string) request {
+		return written("pods", namespace, "", `{"metadata": {"name": "p"}, "spec": {"automountServiceAccountToken": false,
+			"containers": [{"name": "a", "image": "a"}], "volumes": [{"name": "v", `+volume+`}]}}`)
+	}
+	harmless := []string{
+		`"configMap": {"name": "a"}`, `"secret": {"secretName": "a"}`, `"downwardAPI": {"items": []}`, `"emptyDir": {}`, `"image": {"reference": "a"}`,
+		`"persistentVolumeClaim": {"claimName": "a"}`, `"ephemeral": {"volumeClaimTemplate": {}}`, `"csi": {"driver": "inline.test"}`,
+		`"projected": {"sources": [{"configMap": {"name": "a"}}, {"clusterTrustBundle": {"name": "a", "path": "a"}}]}`,
+	}
+	direct := []string{
+		`"awsElasticBlockStore": {"volumeID": "a"}`, `"azureDisk": {"diskName": "a", "diskURI": "a"}`, `"azureFile": {"shareName": "a", "secretName": "a"}`,
+		`"cephfs": {"monitors": ["a"]}`, `"cinder": {"volumeID": "a"}`, `"fc": {"targetWWNs": ["a"], "lun": 1}`, `"flocker": {"datasetName": "a"}`,
+		`"gcePersistentDisk": {"pdName": "a"}`, `"glusterfs": {"endpoints": "a", "path": "a"}`, `"iscsi": {"targetPortal": "a", "iqn": "a", "lun": 0}`,
+		`"nfs": {"server": "a", "path": "/"}`, `"photonPersistentDisk": {"pdID": "a"}`, `"portworxVolume": {"volumeID": "a"}`,
+		`"quobyte": {"registry": "a", "volume": "a"}`, `"rbd": {"monitors": ["a"], "image": "a"}`,
+		`"scaleIO": {"gateway": "a", "system": "a", "secretRef": {"name": "a"}}`, `"storageos": {"volumeName": "a"}`, `"vsphereVolume": {"volumePath": "a"}`,
+		`"kindOfTomorrow": {}`,
+	}
+	never := []string{`"hostPath": {"path": "/"}`, `"flexVolume": {"driver": "a/b"}`, `"gitRepo": {"repository": "a"}`}
+	check := func(t *testing.T, values Values, volumes []string, words string) {
+		t.Helper()
+		var requests []request
+		for _, volume := range volumes {
+			requests = append(requests, pod(volume))
+		}
+		for at, refusal := range refusals(t, remoteFabric(values), requests) {
+			if (words == "") != (refusal == "") || !strings.Contains(refusal, words) {
+				t.Errorf("with %v, %s: %q instead of %q", values, volumes[at], refusal, words)
+			}
+		}
+	}
+	const value = "remoteAccess.pods.volumeTypes"
+	check(t, nil, harmless, "")
+	check(t, nil, direct, value)
+	nfs := Values{"pods": Values{"volumeTypes": []string{"nfs"}}}
+	check(t, nfs, direct[10:11], "")
+	check(t, nfs, direct[:10], value)
+	everyKind := Values{"pods": Values{"volumeTypes": "any"}}
+	check(t, everyKind, direct, "")
+	check(t, everyKind, never, "may not have hostPath")
+	check(t, Values{"pods": Values{"inlineDrivers": []string{}}}, harmless[7:8], "remoteAccess.pods.inlineDrivers")
+	for _, wrong := range []any{"all", []string{"hostPath"}, []string{"NFS"}} {
+		if _, err := helm(t).Render(t.Context(), Release, Namespace, remoteFabric(Values{"pods": Values{"volumeTypes": wrong}})); err == nil {
+			t.Errorf("the kinds %v are accepted", wrong)
+		}
+	}
+	// Pods from before an upgrade stay, and their resources and labels change.
+	existing := pod(direct[10])
+	existing.Operation, existing.OldObject = "UPDATE", existing.Object
+	checkRequests(t, remoteFabric(nil), []checkedRequest{{"a change of an existing pod", existing, ""}})
+	// At home, the same list keeps pods there that would be refused.
+	for _, types := range []any{[]string{"nfs"}, "any"} {
+		values := offloading(Values{"policies": true})
+		values["remoteAccess"] = Values{"pods": Values{"volumeTypes": types}}
+		variables := named[*admissionv1.MutatingAdmissionPolicy](t, render(t, values), "offloaded-pods.storage.liqo.io").Spec.Variables
+		at := slices.IndexFunc(variables, func(one admissionv1.Variable) bool { return one.Name == "whyRefused" })
+		if is := strings.Contains(variables[at].Expression, "'secret', 'nfs']"); is != (types != "any") {
+			t.Errorf("with the types %v at home: %s", types, variables[at].Expression)
+		}
 	}
 }

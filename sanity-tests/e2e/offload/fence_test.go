@@ -325,6 +325,7 @@ func podsAreRestricted(t *testing.T, client kubernetes.Interface, own, other str
 		"hostIPC":         {func(pod *corev1.Pod) { pod.Spec.HostIPC = true }, "of their node"},
 		"flexVolume":      {withVolume(corev1.VolumeSource{FlexVolume: &corev1.FlexVolumeSource{Driver: "a/b"}}), "flexVolume"},
 		"hostPath":        {withVolume(corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/"}}), "hostPath"},
+		"nfs":             {withVolume(corev1.VolumeSource{NFS: &corev1.NFSVolumeSource{Server: "192.0.2.1", Path: "/"}}), "remoteAccess.pods.volumeTypes"},
 		"a token":         {withProjectedVolume(corev1.VolumeProjection{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "t"}}), "no token of it"},
 		"an automount":    {func(pod *corev1.Pod) { pod.Spec.AutomountServiceAccountToken = nil }, "no token of it"},
 		"hostPort":        {first(func(c *corev1.Container) { c.Ports = []corev1.ContainerPort{{ContainerPort: 80, HostPort: 80}} }), "hostPort"},
