@@ -202,3 +202,17 @@ func TestRemotePodsMountOnlyListedKinds(t *testing.T) {
 		}
 	}
 }
+
+// A certificate is an identity of the cluster that issues it, as a token is.
+func TestRemotePodsGetNoIdentityOfTheCluster(t *testing.T) {
+	namespace := newRemoteNamespace("shop-rome")
+	pod := func(source string) request {
+		return written("pods", namespace, "", `{"metadata": {"name": "p"}, "spec": {"automountServiceAccountToken": false,
+			"containers": [{"name": "a", "image": "a"}], "volumes": [{"name": "v", "projected": {"sources": [`+source+`]}}]}}`)
+	}
+	checkRequests(t, remoteFabric(Values{"podSecurity": "privileged"}), []checkedRequest{
+		{"a certificate", pod(`{"podCertificate": {"signerName": "kubernetes.io/kube-apiserver-client-pod", "keyType": "ED25519"}}`), podsPolicy},
+		{"a token", pod(`{"serviceAccountToken": {"path": "t"}}`), podsPolicy},
+		{"the certificates of authorities", pod(`{"clusterTrustBundle": {"name": "x", "path": "p"}}`), ""},
+	})
+}
