@@ -216,3 +216,61 @@ func TestRemotePodsGetNoIdentityOfTheCluster(t *testing.T) {
 		{"the certificates of authorities", pod(`{"clusterTrustBundle": {"name": "x", "path": "p"}}`), ""},
 	})
 }
+
+// Service accounts of the fabric's namespaces are held to what the identity is held to, and others are not.
+func TestAccountsOfRemoteNamespacesAreLimitedLikeTheIdentity(t *testing.T) {
+	const endpointSlices, bindings = "endpointslices.discovery.k8s.io", "rolebindings.rbac.authorization.k8s.io"
+	of := func(user, namespace string) func(resource, object string) request {
+		return func(resource, object string) request {
+			there := newRemoteNamespace(namespace)
+			if namespace == ofNoFabric {
+				there = namespaceCalled(namespace)
+			}
+			r := written(resource, there, "", object)
+			r.User = user
+			return r
+		}
+	}
+	const account = "system:serviceaccount:shop-rome:default"
+	in := of(account, "shop-rome")
+	external := `{"metadata": {"name": "a"}, "spec": {"externalIPs": ["192.0.2.1"]}}`
+	balanced := `{"metadata": {"name": "a"}, "spec": {"type": "LoadBalancer"}}`
+	token := `{"metadata": {"name": "a"}, "type": "kubernetes.io/service-account-token"}`
+	slice := func(manager, address string) string {
+		return fmt.Sprintf(`{"metadata": {"name": "a", "labels": {"endpointslice.kubernetes.io/managed-by": %q}}, "addressType": "IPv4",
+			"endpoints": [{"addresses": [%q]}]}`, manager, address)
+	}
+	endpoints := `{"metadata": {"name": "a", "labels": {"endpointslice.kubernetes.io/managed-by": "fabric.storage.liqo.io"}}, "subsets": [{"addresses": [{"ip": "192.0.2.1"}]}]}`
+	binding := `{"metadata": {"name": "a"}, "roleRef": {"kind": "ClusterRole", "name": "edit"}, "subjects": [{"kind": "User", "name": "x"}]}`
+	deleted := written("secrets", newRemoteNamespace("shop-rome"), token, "")
+	deleted.User = account
+	all := []checkedRequest{
+		{"a Service", in("services", `{"metadata": {"name": "a"}, "spec": {"ports": [{"port": 80}]}}`), ""},
+		{"a Secret", in("secrets", `{"metadata": {"name": "a"}, "type": "Opaque"}`), ""},
+		{"a ConfigMap", in("configmaps", `{"metadata": {"name": "a"}}`), ""},
+		{"an allowed EndpointSlice", in(endpointSlices, slice("fabric.storage.liqo.io", "10.0.0.1")), ""},
+		{"external addresses", in("services", external), fence + "-accounts-configuration"},
+		{"a load balancer", in("services", balanced), fence + "-accounts-configuration"},
+		{"a token", in("secrets", token), fence + "-accounts-configuration"},
+		{"the end of a token", deleted, fence + "-accounts-configuration"},
+		{"an EndpointSlice", in(endpointSlices, slice("mine", "10.0.0.1")), fence + "-accounts-endpointslices"},
+		{"another address", in(endpointSlices, slice("fabric.storage.liqo.io", "192.0.2.1")), fence + "-accounts-endpointslices"},
+		{"Endpoints, which become EndpointSlices", in("endpoints", endpoints), fence + "-accounts-endpointslices"},
+		{"a RoleBinding", in(bindings, binding), fence + "-accounts-rolebindings"},
+	}
+	for _, other := range []func(resource, object string) request{
+		of("system:serviceaccount:shop:default", ofNoFabric), of("system:serviceaccount:kube-system:endpointslice-controller", "shop-rome"), of("admin", "shop-rome"),
+	} {
+		all = append(all, checkedRequest{"a Service of others", other("services", external), ""}, checkedRequest{"a token of others", other("secrets", token), ""},
+			checkedRequest{"an EndpointSlice of others", other(endpointSlices, slice("mine", "192.0.2.1")), ""}, checkedRequest{"a RoleBinding of others", other(bindings, binding), ""})
+	}
+	identity := of(remoteUser, "shop-rome")
+	all = append(all, checkedRequest{"Endpoints of the identity", identity("endpoints", endpoints), fence + "-endpointslices"},
+		checkedRequest{"a Service of the identity", identity("services", external), fence + "-configuration"})
+	values := remoteFabric(Values{"endpointCIDRs": []string{"10.0.0.0/16"}})
+	checkRequests(t, values, all)
+	objects := render(t, values)
+	for _, policy := range []string{"-accounts-endpointslices", "-accounts-configuration", "-accounts-rolebindings"} {
+		isBound(t, objects, fence+policy)
+	}
+}
