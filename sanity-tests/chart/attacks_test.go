@@ -274,3 +274,42 @@ func TestAccountsOfRemoteNamespacesAreLimitedLikeTheIdentity(t *testing.T) {
 		isBound(t, objects, fence+policy)
 	}
 }
+
+// An administrator who removes a label of a remote namespace does not prevent that it is unoffloaded.
+func TestRemoteNamespacesAreDeletedByTheLabelOfTheirHomeCluster(t *testing.T) {
+	without := func(label string) (namespace *corev1.Namespace, object string) {
+		namespace = newRemoteNamespace("shop-rome")
+		delete(namespace.Labels, "fabric.storage.liqo.io/"+label)
+		text, err := json.Marshal(namespace)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return namespace, string(text)
+	}
+	noHome, ofOthers := without("home")
+	noNamespace, stripped := without("home-namespace")
+	checkRequests(t, remoteFabric(nil), []checkedRequest{
+		{"delete without the home namespace", written("namespaces", noNamespace, stripped, ""), ""},
+		{"delete without the home cluster", written("namespaces", noHome, ofOthers, ""), fence},
+		{"create without the home namespace", written("namespaces", noNamespace, "", stripped), fence},
+	})
+}
+
+// A finalizer would keep a volume or a snapshot of others for ever. The driver writes none there.
+func TestRemoteVolumesGetNoFinalizers(t *testing.T) {
+	add := func(finalizers string) string { return `{"metadata": {"finalizers": ` + finalizers + `}}` }
+	content := `{"metadata": {"name": "c", "finalizers": ["a.test/held"]}, "spec": {"deletionPolicy": "Delete", "volumeSnapshotRef": {"name": "snapshot-1"}}}`
+	const words = "no finalizers"
+	checkHistories(t, remoteFabric(nil), map[string]history{
+		"a volume": {"persistentvolumes", volume("Delete"), nil, []write{
+			{"an invented one", add(`["kubernetes.io/pv-protection", "storage.liqo.io/x"]`), words},
+			{"that of moves at home", add(`["kubernetes.io/pv-protection", "storage.liqo.io/move"]`), words},
+			{"none", add(`null`), words},
+			{"an annotation of the driver", `{"metadata": {"annotations": {"storage.liqo.io/data-of": "home/pvc-1"}}}`, ""},
+		}},
+		"a snapshot": {contents, content, nil, []write{
+			{"an invented one", add(`["a.test/held", "storage.liqo.io/x"]`), words}, {"none", add(`null`), words},
+			{"an annotation of the driver", `{"metadata": {"annotations": {"storage.liqo.io/data-of": "s"}}}`, ""},
+		}},
+	})
+}

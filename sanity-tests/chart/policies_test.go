@@ -182,7 +182,7 @@ func TestRemoteVolumesAllowOnlyTheDriversWrites(t *testing.T) {
 		"retained data of others": {"persistentvolumes", volume("Retain"), []string{"create pods mine"}, []write{
 			{"Delete", toDelete, noData}, {"Recycle", `{"spec": {"persistentVolumeReclaimPolicy": "Recycle"}}`, noData},
 			{"the annotation with the previous policy", retain, noData}, {"a gate", `{"metadata": {"annotations": {` + gated + `}}}`, noData},
-			{"marks of the driver", `{"metadata": {"annotations": {"storage.liqo.io/data-of": "home/pvc-1"}, "finalizers": ["kubernetes.io/pv-protection", "storage.liqo.io/move"]}}`, ""},
+			{"marks of the driver", `{"metadata": {"annotations": {"storage.liqo.io/data-of": "home/pvc-1"}}}`, ""},
 			{"Delete afterwards", toDelete, noData},
 			{"another claim", another, noClaim}, {"a claim of that name", again, noClaim},
 			{"a claim of another namespace", `{"spec": {"claimRef": {"namespace": "mine"}}}`, "of another namespace"},
