@@ -313,3 +313,42 @@ func TestRemoteVolumesGetNoFinalizers(t *testing.T) {
 		}},
 	})
 }
+
+// A node that nobody declared, or without the taint of virtual nodes, would attract the pods of this cluster.
+func TestFabricMakesOnlyDeclaredNodes(t *testing.T) {
+	const fabricUser = "system:serviceaccount:liqo-csi:liqo-csi-fabric"
+	const taint, note = `{"key": "virtual-node.liqo.io/not-allowed", "value": "true", "effect": "NoExecute"}`, `{"key": "note", "effect": "PreferNoSchedule"}`
+	node := func(name string, taints ...string) string {
+		return fmt.Sprintf(`{"metadata": {"name": %q, "labels": {"fabric.storage.liqo.io/cluster": "rome"}}, "spec": {"taints": [%s]}}`, name, strings.Join(taints, ", "))
+	}
+	lease := func(name string) string {
+		return fmt.Sprintf(`{"metadata": {"name": %q, "labels": {"fabric.storage.liqo.io/cluster": "rome"}}}`, name)
+	}
+	by := func(resource, old, object string) request {
+		var in *corev1.Namespace
+		if strings.HasPrefix(resource, "leases") {
+			in = namespaceCalled("kube-node-lease")
+		}
+		r := written(resource, in, old, object)
+		r.User, r.Rights = fabricUser, []string{"run fabricnodes.storage.liqo.io liqo-csi rome"}
+		return r
+	}
+	const nodes, leases = "fabric-nodes", "fabric-leases"
+	const kindOfLeases = "leases.coordination.k8s.io"
+	checkRequests(t, Values{"fabric": Values{"enabled": true}}, []checkedRequest{
+		{"a declared node", by("nodes", "", node("rome", taint, note)), ""},
+		{"a node that nobody declared", by("nodes", "", node("any", taint)), nodes},
+		{"a declared node without the taint", by("nodes", "", node("rome", note)), nodes},
+		{"a declared node with a weaker taint", by("nodes", "", node("rome", strings.Replace(taint, "NoExecute", "PreferNoSchedule", 1))), nodes},
+		{"another taint", by("nodes", node("rome", taint), node("rome", taint, note)), ""},
+		{"without the taint", by("nodes", node("rome", taint), node("rome")), nodes},
+		{"the taint, that others removed", by("nodes", node("rome"), node("rome", taint)), ""},
+		{"a status while others have removed the taint", by("nodes/status", node("rome"), node("rome")), ""},
+		// The Role does not name the node of a RemoteCluster that is gone.
+		{"the end of a node", by("nodes", node("gone", taint), ""), ""},
+		{"a status", by("nodes/status", node("gone", taint), node("gone", taint)), ""},
+		{"the lease of a declared node", by(kindOfLeases, "", lease("rome")), ""},
+		{"the lease of a node that nobody declared", by(kindOfLeases, "", lease("worker")), leases},
+		{"the lease is renewed", by(kindOfLeases, lease("gone"), lease("gone")), ""},
+	})
+}

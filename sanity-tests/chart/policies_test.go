@@ -352,7 +352,8 @@ func TestRequestsOfTheFabricAreLimitedToItsNodes(t *testing.T) {
 		if cluster != "" {
 			label = fmt.Sprintf(`"fabric.storage.liqo.io/cluster": %q`, cluster)
 		}
-		return json.RawMessage(fmt.Sprintf(`{"metadata": {"name": "n", "labels": {%s}}, "spec": {"taints": [{"key": %q, "effect": "NoSchedule"}]}}`, label, taint))
+		return json.RawMessage(fmt.Sprintf(`{"metadata": {"name": "rome", "labels": {%s}}, "spec": {"taints": [{"key": "virtual-node.liqo.io/not-allowed", "effect": "NoExecute"},
+			{"key": %q, "effect": "NoSchedule"}]}}`, label, taint))
 	}
 	shop := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}
 	isOwn := []string{"run fabricnodes.storage.liqo.io liqo-csi rome"}
