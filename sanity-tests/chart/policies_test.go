@@ -26,11 +26,11 @@ const (
 
 // request is Request of components/policies.
 type request struct {
-	User, Operation, Resource string
-	Groups                    []string
-	Object, OldObject         json.RawMessage
-	Namespace                 *corev1.Namespace
-	Rights                    []string
+	User, Operation, Resource, Name string
+	Groups                          []string
+	Object, OldObject               json.RawMessage
+	Namespace                       *corev1.Namespace
+	Rights                          []string
 }
 
 // refusals returns the messages of the policies that refuse each request, evaluated with the code
@@ -182,7 +182,7 @@ func TestRemoteVolumesAllowOnlyTheDriversWrites(t *testing.T) {
 		"retained data of others": {"persistentvolumes", volume("Retain"), []string{"create pods mine"}, []write{
 			{"Delete", toDelete, noData}, {"Recycle", `{"spec": {"persistentVolumeReclaimPolicy": "Recycle"}}`, noData},
 			{"the annotation with the previous policy", retain, noData}, {"a gate", `{"metadata": {"annotations": {` + gated + `}}}`, noData},
-			{"marks of the driver", `{"metadata": {"annotations": {"storage.liqo.io/data-of": "home/pvc-1"}, "finalizers": ["kubernetes.io/pv-protection", "storage.liqo.io/move"]}}`, ""},
+			{"marks of the driver", `{"metadata": {"annotations": {"storage.liqo.io/data-of": "home/pvc-1"}}}`, ""},
 			{"Delete afterwards", toDelete, noData},
 			{"another claim", another, noClaim}, {"a claim of that name", again, noClaim},
 			{"a claim of another namespace", `{"spec": {"claimRef": {"namespace": "mine"}}}`, "of another namespace"},
@@ -352,7 +352,8 @@ func TestRequestsOfTheFabricAreLimitedToItsNodes(t *testing.T) {
 		if cluster != "" {
 			label = fmt.Sprintf(`"fabric.storage.liqo.io/cluster": %q`, cluster)
 		}
-		return json.RawMessage(fmt.Sprintf(`{"metadata": {"name": "n", "labels": {%s}}, "spec": {"taints": [{"key": %q, "effect": "NoSchedule"}]}}`, label, taint))
+		return json.RawMessage(fmt.Sprintf(`{"metadata": {"name": "rome", "labels": {%s}}, "spec": {"taints": [{"key": "virtual-node.liqo.io/not-allowed", "effect": "NoExecute"},
+			{"key": %q, "effect": "NoSchedule"}]}}`, label, taint))
 	}
 	shop := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}
 	isOwn := []string{"run fabricnodes.storage.liqo.io liqo-csi rome"}

@@ -44,6 +44,19 @@ func (c *Cluster) Restart(ctx context.Context, component string) error {
 	return c.ensureComponent(ctx, component)
 }
 
+// RestartWith restarts a component with additional flags, until Restart.
+func (c *Cluster) RestartWith(ctx context.Context, name string, flags ...string) error {
+	known, err := c.component(name)
+	if err != nil {
+		return err
+	}
+	if err := c.Kill(ctx, name); err != nil {
+		return err
+	}
+	known.spec.Command = append(known.spec.Command, flags...)
+	return known.ensure(ctx)
+}
+
 // Logs returns the log file of a component.
 func (c *Cluster) Logs(component string) string { return machine.LogFile(c.process(component)) }
 
@@ -97,13 +110,17 @@ func (c *Cluster) ensureComponent(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	process, err := machine.Find(known.spec.Name)
+	return known.ensure(ctx)
+}
+
+func (c component) ensure(ctx context.Context) error {
+	process, err := machine.Find(c.spec.Name)
 	if err != nil || !process.Alive() {
-		if process, err = machine.Start(known.spec); err != nil {
+		if process, err = machine.Start(c.spec); err != nil {
 			return err
 		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	return process.UntilAnswers(ctx, func() error { return known.healthy(ctx) })
+	return process.UntilAnswers(ctx, func() error { return c.healthy(ctx) })
 }

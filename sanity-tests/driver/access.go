@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -131,18 +132,21 @@ func (a *Access) Notes(ctx context.Context) (string, error) {
 // Policies is the prefix of the names of its policies and of their bindings.
 const Policies = "liqo-csi-remote." + accessNamespace
 
-// Revoke removes it.
+// Revoke removes it, and returns when its namespace is gone: the next GrantAccess uses the same name.
 func (a *Access) Revoke(ctx context.Context) error {
 	deleted := a.kubectl(ctx, "delete", "--ignore-not-found", "-f", "-")
 	client, err := a.remote.Client()
 	if err != nil {
 		return errors.Join(deleted, err)
 	}
-	err = client.CoreV1().Namespaces().Delete(ctx, accessNamespace, metav1.DeleteOptions{})
-	if apierrors.IsNotFound(err) {
-		err = nil
-	}
-	return errors.Join(deleted, err)
+	gone := machine.Until(ctx, "namespace "+accessNamespace+" to be deleted", func() error {
+		err := client.CoreV1().Namespaces().Delete(ctx, accessNamespace, metav1.DeleteOptions{})
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return cmp.Or(err, errors.New("it is still there"))
+	})
+	return errors.Join(deleted, gone)
 }
 
 func (a *Access) kubectl(ctx context.Context, args ...string) error {

@@ -41,6 +41,8 @@ type Request struct {
 	// Resource is a plural name with its group, such as volumesnapshots.snapshot.storage.k8s.io. A
 	// subresource follows after a slash.
 	Resource          string
+	// Name is that of the object. Only requests without an object need it, such as CONNECT.
+	Name              string
 	Object, OldObject map[string]any
 	Namespace         *corev1.Namespace
 	// Rights are what the user may do, as "create pods shop", or with a name: "get pods shop a".
@@ -150,7 +152,7 @@ func (r Request) attributes() (schema.GroupVersionResource, *admission.Versioned
 		namespace = r.Namespace.Name
 	}
 	current, old := object(r.Object), object(r.OldObject)
-	record := admission.NewAttributesRecord(current, old, schema.GroupVersionKind{}, namespace, "", of, subresource, r.Operation,
+	record := admission.NewAttributesRecord(current, old, schema.GroupVersionKind{}, namespace, r.Name, of, subresource, r.Operation,
 		nil, false, &user.DefaultInfo{Name: r.User, Groups: r.Groups})
 	return of, &admission.VersionedAttributes{Attributes: record, VersionedObject: current, VersionedOldObject: old}
 }

@@ -128,7 +128,7 @@ func (n tenant) evict(client kubernetes.Interface, pod *corev1.Pod) error {
 }
 
 func (n tenant) foreignNodesAreProtected(client kubernetes.Interface, real string) {
-	const theirs = "only nodes that it made"
+	const theirs, undeclared = "only nodes that it made", "only nodes of RemoteClusters"
 	nodes := client.CoreV1().Nodes()
 	patch := func(name, patch string, part ...string) error {
 		_, err := nodes.Patch(n.t.Context(), name, types.MergePatchType, []byte(patch), dryRunPatch, part...)
@@ -150,8 +150,9 @@ func (n tenant) foreignNodesAreProtected(client kubernetes.Interface, real strin
 		"make itself the owner of a real node": {patch(real, `{"metadata": {"labels": {"fabric.storage.liqo.io/cluster": "`+name+`"}}}`), theirs},
 		"the status of real node":              {patch(real, `{"status": {"addresses": null}}`, "status"), theirs},
 		"delete a real node":                   {nodes.Delete(n.t.Context(), real, dryRunDelete), theirs},
-		"a node of its own":                    {create(map[string]string{"fabric.storage.liqo.io/cluster": "other"}), ""},
+		"a node that nobody declared":          {create(map[string]string{"fabric.storage.liqo.io/cluster": "other"}), undeclared},
 		"a node without owner":                 {create(nil), theirs},
+		"its node without taints":              {patch(node, `{"spec": {"taints": null}}`), "virtual-node.liqo.io/not-allowed"},
 	} {
 		checkOutcome(n.t, what, one.err, one.words)
 	}
@@ -176,7 +177,7 @@ func (n tenant) foreignLeasesAreProtected(client kubernetes.Interface, real stri
 		"the lease of its node":       {patch(nodes, node), ""},
 		"the lease of a real node":    {patch(nodes, real), theirs},
 		"a lease without owner":       {create(nil), theirs},
-		"a lease of its own":          {create(map[string]string{"fabric.storage.liqo.io/cluster": "other"}), ""},
+		"the lease of no node":        {create(map[string]string{"fabric.storage.liqo.io/cluster": "other"}), theirs},
 		"the lease of its replicas":   {patch(chart.Namespace, "storage-liqo-io-fabric"), ""},
 		"the lease of the controller": {patch(chart.Namespace, "storage-liqo-io-reconcilers"), "cannot patch"},
 	} {

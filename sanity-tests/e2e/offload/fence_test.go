@@ -211,7 +211,8 @@ func homeClustersAreIsolated(t *testing.T, client kubernetes.Interface, access *
 // The policies also apply to the service accounts of the fabric's namespaces, so that their tokens grant no more than the
 // home cluster has.
 func accountsAreRestricted(t *testing.T, own string) {
-	account := as(t, "system:serviceaccount:"+own+":default").CoreV1().Pods(own)
+	client := as(t, "system:serviceaccount:"+own+":default")
+	account := client.CoreV1().Pods(own)
 	privileged := func(pod *corev1.Pod) {
 		pod.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{Privileged: new(true)}
 	}
@@ -226,10 +227,39 @@ func accountsAreRestricted(t *testing.T, own string) {
 		_, err := account.Create(t.Context(), newPod("by-an-account", one.edit), dryRunCreate)
 		checkOutcome(t, what+" of a service account", err, one.words)
 	}
+	_, err := client.CoreV1().Services(own).Create(t.Context(), externalService(), dryRunCreate)
+	checkOutcome(t, "a Service of a service account", err, "externalIPs")
+	_, err = client.CoreV1().Services(own).Create(t.Context(), &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: "by-an-account"}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}},
+	}, dryRunCreate)
+	checkOutcome(t, "a plain Service of a service account", err, "")
+	_, err = client.CoreV1().Secrets(own).Create(t.Context(), &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Name: "by-an-account", Annotations: map[string]string{corev1.ServiceAccountNameKey: "default"}},
+		Type:       corev1.SecretTypeServiceAccountToken,
+	}, dryRunCreate)
+	checkOutcome(t, "a token of a service account", err, "may have no Secrets of the types")
+	_, err = client.DiscoveryV1().EndpointSlices(own).Create(t.Context(), newSlice("e2e", "IPv4", "10.0.0.1"), dryRunCreate)
+	checkOutcome(t, "an EndpointSlice of a service account", err, "no EndpointSlices but those of its fabric")
+	_, err = client.RbacV1().RoleBindings(own).Create(t.Context(), viewBinding(), dryRunCreate)
+	checkOutcome(t, "a RoleBinding of a service account", err, "bind no role but")
 	// Other namespaces are not the fabric's: the policies do not restrict their accounts.
 	elsewhere := as(t, "system:serviceaccount:default:default").CoreV1().Pods("default")
-	_, err := elsewhere.Create(t.Context(), newPod("by-an-account", privileged), dryRunCreate)
+	_, err = elsewhere.Create(t.Context(), newPod("by-an-account", privileged), dryRunCreate)
 	checkOutcome(t, "a pod of another namespace", err, "")
+}
+
+func externalService() *corev1.Service {
+	return &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: "restricted"},
+		Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}, ExternalIPs: []string{"192.0.2.1"}},
+	}
+}
+
+func viewBinding() *rbacv1.RoleBinding {
+	return &rbacv1.RoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "restricted"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "view"},
+	}
 }
 
 // The policies apply to users, groups and service accounts with the rights of a home cluster.
@@ -256,7 +286,8 @@ func TestPoliciesApplyToSubjectsOfEachKind(t *testing.T) {
 
 // waitPoliciesEnforced waits until the API server applies all policies, in any order.
 func waitPoliciesEnforced(t *testing.T, client kubernetes.Interface, access *user.Namespace, own string) {
-	account := as(t, "system:serviceaccount:"+own+":default").CoreV1().Pods(own)
+	ofAccount := as(t, "system:serviceaccount:"+own+":default")
+	account := ofAccount.CoreV1().Pods(own)
 	privileged := newPod("restricted", func(pod *corev1.Pod) {
 		pod.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{Privileged: new(true)}
 	})
@@ -268,6 +299,18 @@ func waitPoliciesEnforced(t *testing.T, client kubernetes.Interface, access *use
 		},
 		"accounts": func(ctx context.Context) error {
 			_, err := account.Create(ctx, privileged, dryRunCreate)
+			return err
+		},
+		"services of accounts": func(ctx context.Context) error {
+			_, err := ofAccount.CoreV1().Services(own).Create(ctx, externalService(), dryRunCreate)
+			return err
+		},
+		"endpointslices of accounts": func(ctx context.Context) error {
+			_, err := ofAccount.DiscoveryV1().EndpointSlices(own).Create(ctx, newSlice("e2e", "IPv4", "10.0.0.1"), dryRunCreate)
+			return err
+		},
+		"rolebindings of accounts": func(ctx context.Context) error {
+			_, err := ofAccount.RbacV1().RoleBindings(own).Create(ctx, viewBinding(), dryRunCreate)
 			return err
 		},
 		"endpointslices": func(ctx context.Context) error {
@@ -287,8 +330,7 @@ func waitPoliciesEnforced(t *testing.T, client kubernetes.Interface, access *use
 			return err
 		},
 		"rolebindings": func(ctx context.Context) error {
-			role := rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "view"}
-			_, err := client.RbacV1().RoleBindings(access.Name).Create(ctx, &rbacv1.RoleBinding{ObjectMeta: object, RoleRef: role}, dryRunCreate)
+			_, err := client.RbacV1().RoleBindings(access.Name).Create(ctx, viewBinding(), dryRunCreate)
 			return err
 		},
 	} {
@@ -325,6 +367,7 @@ func podsAreRestricted(t *testing.T, client kubernetes.Interface, own, other str
 		"hostIPC":         {func(pod *corev1.Pod) { pod.Spec.HostIPC = true }, "of their node"},
 		"flexVolume":      {withVolume(corev1.VolumeSource{FlexVolume: &corev1.FlexVolumeSource{Driver: "a/b"}}), "flexVolume"},
 		"hostPath":        {withVolume(corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/"}}), "hostPath"},
+		"nfs":             {withVolume(corev1.VolumeSource{NFS: &corev1.NFSVolumeSource{Server: "192.0.2.1", Path: "/"}}), "remoteAccess.pods.volumeTypes"},
 		"a token":         {withProjectedVolume(corev1.VolumeProjection{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "t"}}), "no token of it"},
 		"an automount":    {func(pod *corev1.Pod) { pod.Spec.AutomountServiceAccountToken = nil }, "no token of it"},
 		"hostPort":        {first(func(c *corev1.Container) { c.Ports = []corev1.ContainerPort{{ContainerPort: 80, HostPort: 80}} }), "hostPort"},

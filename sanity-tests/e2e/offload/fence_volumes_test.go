@@ -68,7 +68,7 @@ func createForeignVolume(t *testing.T, access *user.Namespace) {
 // unbind volumes from their claims.
 func volumesAreRestricted(t *testing.T, access *user.Namespace) {
 	client, _ := impersonate(t, access.Cluster, "system:serviceaccount:"+access.Name+":liqo-csi-remote")
-	const mark = `{"metadata": {"annotations": {"storage.liqo.io/data-of": "home/pvc"}, "finalizers": ["kubernetes.io/pv-protection", "storage.liqo.io/move"]}}`
+	const mark = `{"metadata": {"annotations": {"storage.liqo.io/data-of": "home/pvc"}}}`
 	for what, one := range map[string]struct{ patch, words string }{
 		"a claim of another namespace":            {`{"spec": {"claimRef": {"namespace": "default", "name": "mine", "uid": null}}}`, "of another namespace"},
 		"no claim":                                {`{"spec": {"claimRef": null}}`, "of another namespace"},
@@ -81,7 +81,8 @@ func volumesAreRestricted(t *testing.T, access *user.Namespace) {
 		"the size":                                {`{"spec": {"capacity": {"storage": "2Gi"}}}`, "but their reclaim policy and claim"},
 		"mount options":                           {`{"spec": {"mountOptions": ["ro"]}}`, "but their reclaim policy and claim"},
 		"an annotation of others":                 {`{"metadata": {"annotations": {"e2e/test": null}}}`, "but its own"},
-		"a finalizer of others":                   {`{"metadata": {"finalizers": ["example.test/held"]}}`, "but its own"},
+		"a finalizer of others":                   {`{"metadata": {"finalizers": ["example.test/held"]}}`, "no finalizers"},
+		"a finalizer like its own":                {`{"metadata": {"finalizers": ["kubernetes.io/pv-protection", "storage.liqo.io/move"]}}`, "no finalizers"},
 	} {
 		_, err := client.CoreV1().PersistentVolumes().Patch(t.Context(), restrictedVolume(access), types.MergePatchType, []byte(one.patch), dryRunPatch)
 		checkOutcome(t, what, err, one.words)

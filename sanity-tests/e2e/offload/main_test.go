@@ -68,11 +68,14 @@ func (s *setup) make(ctx context.Context, home, remote *clusters.Cluster) error 
 	}
 	fabric := driver.Fabric()
 	fabric["keepDaemonSetsOff"] = true
-	values := chart.Values{"fabric": fabric}
+	// TestEveryFieldOfAPod sends volumes of all types.
+	everyType := chart.Values{"volumeTypes": "any"}
+	values := chart.Values{"fabric": fabric, "remoteAccess": chart.Values{"pods": everyType}}
 	if err := driver.Install(ctx, home, driver.Options{Progress: os.Stderr, Values: values}); err != nil {
 		return err
 	}
-	access, kubeconfig, err := driver.GrantAccess(ctx, home, remote, chart.Values{"labels": chart.Values{"tier": "edge"}})
+	changes := chart.Values{"labels": chart.Values{"tier": "edge"}, "pods": everyType}
+	access, kubeconfig, err := driver.GrantAccess(ctx, home, remote, changes)
 	s.access = access
 	if err != nil {
 		return fmt.Errorf("access to the remote cluster: %w", err)

@@ -35,11 +35,18 @@ func TestMoversAreRestrictedAtEachLevel(t *testing.T) {
 	if _, err := p.remote.Client.CoreV1().ServiceAccounts(p.remote.Name).Create(t.Context(), account, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
+	ofUser := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "of-a-user"}, Spec: corev1.PodSpec{
+		Containers: []corev1.Container{{Name: "a", Image: "busybox:1.37"}}, SchedulingGates: []corev1.PodSchedulingGate{{Name: "e2e.test/never"}},
+	}}
+	if _, err := p.remote.Client.CoreV1().Pods(p.remote.Name).Create(t.Context(), ofUser, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
 
 	for level, identity := range map[string]*identity{"namespaced": rights, "minimal": newIdentity(p, "minimal", moves)} {
 		t.Run(level, func(t *testing.T) {
 			client := identity.client()
 			podsAreMovers(t, p.remote, client, mover)
+			otherPodsAreProtected(t, p.remote, client, ofUser.Name)
 			secretsAreOfMovers(t, p.remote, client)
 			other := client.CoreV1().Pods(identity.namespace.Name)
 			if _, err := other.Create(t.Context(), mover, dryRun); !apierrors.IsForbidden(err) {
@@ -165,6 +172,9 @@ func podsAreMovers(t *testing.T, n *user.Namespace, client kubernetes.Interface,
 			spec.ServiceAccountName, spec.DeprecatedServiceAccount = "of-a-user", "of-a-user"
 		}, token},
 		"a token": {func(spec *corev1.PodSpec) { spec.AutomountServiceAccountToken = nil }, token},
+		"every toleration": {func(spec *corev1.PodSpec) {
+			spec.Tolerations = append(spec.Tolerations, corev1.Toleration{Operator: corev1.TolerationOpExists})
+		}, "tolerate no taints but"},
 	} {
 		err := try(t.Context(), one.edit)
 		if err == nil {
@@ -172,6 +182,25 @@ func podsAreMovers(t *testing.T, n *user.Namespace, client kubernetes.Interface,
 		} else if wrong := mismatch(err, one.says); wrong != "" {
 			t.Errorf("a pod with %s: %s", what, wrong)
 		}
+	}
+	labelled := mover.DeepCopy()
+	labelled.Labels["app"] = "of-a-user"
+	_, err := client.CoreV1().Pods(n.Name).Create(t.Context(), labelled, dryRun)
+	if wrong := mismatch(err, "no labels but their own"); wrong != "" {
+		t.Errorf("a pod with a label of a Service's pods: %s", wrong)
+	}
+}
+
+// otherPodsAreProtected checks that the pod of a user cannot be deleted, and that its ports cannot be reached.
+func otherPodsAreProtected(t *testing.T, n *user.Namespace, client kubernetes.Interface, name string) {
+	t.Helper()
+	const says = "delete no pods in these namespaces but its movers"
+	n.Eventually("the policy of deletions is enforced", func(ctx context.Context) (string, error) {
+		return mismatch(client.CoreV1().Pods(n.Name).Delete(ctx, name, metav1.DeleteOptions{DryRun: dryRun.DryRun}), says), nil
+	})
+	forward := client.CoreV1().RESTClient().Post().Namespace(n.Name).Resource("pods").Name(name).SubResource("portforward")
+	if wrong := mismatch(forward.Do(t.Context()).Error(), says); wrong != "" {
+		t.Errorf("the ports of the pod of a user: %s", wrong)
 	}
 }
 
