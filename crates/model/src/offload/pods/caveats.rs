@@ -7,8 +7,8 @@ use serde_json::Value;
 
 use super::{
     spec::{
-        CARRIED_NODE_LABELS, RemoteSettings, as_carried, excludes_virtual_nodes, field_of, is_empty,
-        references,
+        CARRIED_NODE_LABELS, POD_AFFINITIES, PREFERRED, REQUIRED, RemoteSettings, as_carried,
+        excludes_virtual_nodes, field_of, names_namespaces, references,
     },
     volumes,
 };
@@ -111,20 +111,7 @@ pub fn caveats(home: &Value, destination: &Destination<'_>) -> Vec<(&'static str
             ),
         ));
     }
-    let mut required = vec!["podAffinity", "podAntiAffinity"];
-    required
-        .retain(|kind| !is_empty(&spec["affinity"][*kind]["requiredDuringSchedulingIgnoredDuringExecution"]));
-    if !required.is_empty() {
-        all.push((
-            "PodAffinityIgnored",
-            format!(
-                "the pod requires a {}, which counts the cluster {cluster} as one node and does not apply between pods \
-                 there: use topologySpreadConstraints to spread them over its nodes, or keep the pod on nodes of this \
-                 cluster",
-                required.join(" and a ")
-            ),
-        ));
-    }
+    all.extend(pod_affinity(spec, cluster));
     all.extend(spread_preferred(spec, cluster));
     let account = spec["serviceAccountName"].as_str().unwrap_or("default");
     if !matches!(account, "" | "default") && volumes::has_token(spec) {
@@ -377,6 +364,38 @@ fn containers(spec: &Value) -> impl Iterator<Item = (&'static str, &Value)> {
         let all = spec[list].as_array().into_iter().flatten();
         all.map(move |container| (list, container))
     })
+}
+
+/// A pod with required affinity to other pods, which is only preferred in the remote cluster, or with terms about other
+/// namespaces, which are left out.
+fn pod_affinity(spec: &Value, cluster: &str) -> Vec<(&'static str, String)> {
+    let required = POD_AFFINITIES.map(|kind| (kind, &spec["affinity"][kind][REQUIRED]));
+    let (mut preferred, mut left_out) = (BTreeSet::new(), BTreeSet::new());
+    for (kind, terms) in required {
+        let terms = terms.as_array().into_iter().flatten();
+        let weighted = spec["affinity"][kind][PREFERRED].as_array().into_iter().flatten();
+        let weighted = weighted.map(|one| &one["podAffinityTerm"]);
+        preferred.extend(terms.clone().filter(|it| !names_namespaces(it)).map(|_| kind));
+        left_out.extend(
+            terms
+                .chain(weighted)
+                .filter(|it| names_namespaces(it))
+                .map(|_| kind),
+        );
+    }
+    let of_required = format!(
+        "the pod has required terms in its {}: the scheduler here counts the cluster {cluster} as one node, and the one there only \
+         prefers it. If that is not enough, keep the pod on nodes of this cluster",
+        joined(&preferred)
+    );
+    let of_others = format!(
+        "the pod has terms with namespaces or a namespaceSelector in its {}: they do not apply in the cluster {cluster}, where \
+         the namespaces are others. If that is not enough, keep the pod on nodes of this cluster",
+        joined(&left_out)
+    );
+    let all = [(preferred, of_required), (left_out, of_others)].into_iter();
+    let all = all.filter(|(kinds, _)| !kinds.is_empty());
+    all.map(|(_, note)| ("PodAffinityIgnored", note)).collect()
 }
 
 /// A pod whose required spreading is only preferred in the remote cluster. Spreading over clusters

@@ -74,6 +74,11 @@ const DERIVED: [&str; 5] = [
     "volumes",
 ];
 
+/// Affinities to other pods, and their fields.
+pub(super) const POD_AFFINITIES: [&str; 2] = ["podAffinity", "podAntiAffinity"];
+pub(super) const PREFERRED: &str = "preferredDuringSchedulingIgnoredDuringExecution";
+pub(super) const REQUIRED: &str = "requiredDuringSchedulingIgnoredDuringExecution";
+
 /// Fields that have no effect once a pod has its node, or that concern the home cluster alone.
 const LEFT_OUT: [&str; 13] = [
     "ephemeralContainers",
@@ -202,10 +207,15 @@ pub fn remote_pod(home: &Value, marks: &RemoteMarks, settings: &RemoteSettings) 
             fill_account_name(container, spec);
         }
     }
-    remote.insert("affinity".into(), node_affinity(&home["spec"]));
+    let mut labels = carried_labels(&kept);
+    remote.insert("affinity".into(), affinity(&home["spec"], &labels));
     set(&mut remote, "nodeSelector", node_selector(spec, settings));
     set(&mut remote, "tolerations", tolerations(&home["spec"], settings));
-    set(&mut remote, "topologySpreadConstraints", spread(home));
+    set(
+        &mut remote,
+        "topologySpreadConstraints",
+        spread(&home["spec"], &labels),
+    );
     let own = spec.get("runtimeClassName").and_then(Value::as_str);
     let own = own.filter(|class| *class != "liqo");
     if let Some(class) = own.or(settings.runtime_class.as_deref()) {
@@ -224,7 +234,6 @@ pub fn remote_pod(home: &Value, marks: &RemoteMarks, settings: &RemoteSettings) 
     remote.insert("serviceAccountName".into(), "default".into());
     remote.insert("automountServiceAccountToken".into(), false.into());
     remote.insert("schedulingGates".into(), json!([{ "name": GATE }]));
-    let mut labels = carried_labels(&kept);
     labels.extend(marks.labels.clone());
     let mut annotations = carried_annotations(&kept);
     annotations.insert(RECORD.to_owned(), changes::record(&kept));
@@ -524,6 +533,51 @@ pub(super) fn field_of(home: &Value, kept: &Value, path: &str) -> Option<String>
     }
 }
 
+fn affinity(spec: &Value, labels: &BTreeMap<String, String>) -> Value {
+    let mut affinity = node_affinity(spec);
+    for kind in POD_AFFINITIES {
+        let preferred = preferred_terms(&spec["affinity"][kind], labels);
+        if !preferred.is_empty() {
+            affinity[kind] = json!({ PREFERRED: preferred });
+        }
+    }
+    affinity
+}
+
+/// The terms of an affinity to other pods. As with spreading, they can only be a preference there.
+fn preferred_terms(affinity: &Value, labels: &BTreeMap<String, String>) -> Vec<Value> {
+    let list = |field: &str| affinity[field].as_array().into_iter().flatten();
+    let required = list(REQUIRED).map(|term| json!({"weight": 100, "podAffinityTerm": term}));
+    let mut all: Vec<Value> = list(PREFERRED).cloned().chain(required).collect();
+    all.retain(|one| !names_namespaces(&one["podAffinityTerm"]));
+    for one in &mut all {
+        for field in ["matchLabelKeys", "mismatchLabelKeys"] {
+            take_keys(&mut one["podAffinityTerm"], field, labels);
+        }
+    }
+    all
+}
+
+/// Whether a term is about pods of other namespaces, which are others in the remote cluster.
+pub(super) fn names_namespaces(term: &Value) -> bool {
+    !is_empty(&term["namespaces"]) || term["namespaceSelector"].is_object()
+}
+
+/// Takes a field with keys of labels out of a term. In its selector, into which the API server at home may have merged
+/// them, those of labels that stay at home are deleted: such a selector would match no remote pod. An API server
+/// refuses a key that is in both.
+fn take_keys(term: &mut Value, field: &str, labels: &BTreeMap<String, String>) -> Vec<String> {
+    let keys = term.as_object_mut().and_then(|term| term.remove(field));
+    let keys = keys.as_ref().and_then(Value::as_array).into_iter().flatten();
+    let keys: Vec<String> = keys.filter_map(Value::as_str).map(str::to_owned).collect();
+    let expressions = term.pointer_mut("/labelSelector/matchExpressions");
+    if let Some(expressions) = expressions.and_then(Value::as_array_mut) {
+        let is_left_out = |key: &str| keys.iter().any(|it| it == key) && !labels.contains_key(key);
+        expressions.retain(|one| !one["key"].as_str().is_some_and(is_left_out));
+    }
+    keys
+}
+
 /// A remote pod never runs on a virtual node, so it cannot move on to a third cluster, or back. Of what it
 /// requires of its node at home, the requirements for [`CARRIED_NODE_LABELS`] stay.
 fn node_affinity(spec: &Value) -> Value {
@@ -582,14 +636,14 @@ fn tolerations(spec: &Value, settings: &RemoteSettings) -> Value {
 
 /// The pods of a workload may be in several clusters: there they can only be spread as a preference. An API
 /// server accepts one such constraint for each topology key; of a hard and a soft one, the hard one stays.
-fn spread(home: &Value) -> Value {
-    let all = home["spec"]["topologySpreadConstraints"].as_array();
+fn spread(spec: &Value, labels: &BTreeMap<String, String>) -> Value {
+    let all = spec["topologySpreadConstraints"].as_array();
     let mut all: Vec<Value> = all.into_iter().flatten().cloned().collect();
     all.sort_by_key(|one| one["whenUnsatisfiable"] != "DoNotSchedule");
     let mut softened: Vec<Value> = Vec::new();
     for mut one in all {
         one["whenUnsatisfiable"] = "ScheduleAnyway".into();
-        select_by_keys(&mut one, &home["metadata"]["labels"]);
+        select_by_keys(&mut one, labels);
         if let Some(one) = one.as_object_mut() {
             one.remove("minDomains");
         }
@@ -606,22 +660,15 @@ fn spread(home: &Value) -> Value {
     softened.into()
 }
 
-/// Moves `matchLabelKeys` into the selector, where the home API server may have added them already: the
-/// remote one refuses a key that is in both.
-fn select_by_keys(constraint: &mut Value, labels: &Value) {
-    let Some(keys) = constraint
-        .as_object_mut()
-        .and_then(|one| one.remove("matchLabelKeys"))
-    else {
-        return;
-    };
-    let selector = &mut constraint["labelSelector"];
-    for key in keys.as_array().into_iter().flatten().filter_map(Value::as_str) {
+/// Moves `matchLabelKeys` into the selector, where the home API server may have added them already.
+fn select_by_keys(constraint: &mut Value, labels: &BTreeMap<String, String>) {
+    for key in take_keys(constraint, "matchLabelKeys", labels) {
+        let selector = &mut constraint["labelSelector"];
         let expressions = selector["matchExpressions"].as_array().into_iter().flatten();
-        let is_selected = selector["matchLabels"].get(key).is_some()
-            || expressions.into_iter().any(|one| one["key"] == key);
+        let is_selected = selector["matchLabels"].get(&key).is_some()
+            || expressions.into_iter().any(|one| one["key"] == key.as_str());
         // A key without a label on the pod is ignored, as in Kubernetes.
-        let Some(value) = labels[key].as_str().filter(|_| !is_selected) else {
+        let Some(value) = labels.get(&key).filter(|_| !is_selected) else {
             continue;
         };
         let one = json!({"key": key, "operator": "In", "values": [value]});
