@@ -466,32 +466,37 @@ fn name_copies(container: &mut Value, home: &str) {
 /// Directories of a volume have the same name in every cluster: the variables that a `subPathExpr` uses get
 /// the values of the home pod, even where the namespace or the node has another name in the remote cluster.
 fn keep_paths(container: &mut Value, home: &Value, kept: &Value) {
-    let mounts = container["volumeMounts"].as_array().into_iter().flatten();
-    let mut used: Vec<String> = mounts
-        .filter_map(|mount| mount["subPathExpr"].as_str())
-        .flat_map(references)
-        .collect();
-    let Some(variables) = container["env"].as_array_mut() else {
-        return;
-    };
-    let mut next = 0;
-    while let Some(name) = used.get(next).cloned() {
-        next += 1;
+    for name in path_variables(container) {
+        let mut variables = container["env"].as_array_mut().into_iter().flatten();
         // Of variables with the same name the last one wins.
-        let Some(variable) = variables.iter_mut().rfind(|one| one["name"] == name.as_str()) else {
-            continue;
-        };
-        if let Some(value) = variable["value"].as_str() {
-            let further = references(value)
-                .filter(|one| !used.contains(one))
-                .collect::<Vec<_>>();
-            used.extend(further);
-        } else if let Some(field) = variable["valueFrom"]["fieldRef"]["fieldPath"].as_str()
+        if let Some(variable) = variables.rfind(|one| one["name"] == name.as_str())
+            && let Some(field) = variable["valueFrom"]["fieldRef"]["fieldPath"].as_str()
             && let Some(value) = field_of(home, kept, field)
         {
             *variable = json!({"name": name, "value": value.replace('$', "$$")});
         }
     }
+}
+
+/// The variables that a `subPathExpr` uses, also through others.
+pub(super) fn path_variables(container: &Value) -> Vec<String> {
+    let mounts = container["volumeMounts"].as_array().into_iter().flatten();
+    let mut used: Vec<String> = mounts
+        .filter_map(|mount| mount["subPathExpr"].as_str())
+        .flat_map(references)
+        .collect();
+    let mut next = 0;
+    while let Some(name) = used.get(next) {
+        let mut variables = container["env"].as_array().into_iter().flatten();
+        let variable = variables.rfind(|one| one["name"] == name.as_str());
+        let value = variable.and_then(|one| one["value"].as_str()).unwrap_or_default();
+        let further = references(value)
+            .filter(|one| !used.contains(one))
+            .collect::<Vec<_>>();
+        used.extend(further);
+        next += 1;
+    }
+    used
 }
 
 /// The names in `$(NAME)`, as Kubernetes expands them: `$$` is a dollar sign.
