@@ -27,14 +27,13 @@ pub(super) const CARRIED_NODE_LABELS: [&str; 4] = [
     "beta.kubernetes.io/arch",
 ];
 /// Prefixes of labels and annotations that describe the home cluster, or belong to the fabric.
-const OWN_KEYS: [&str; 5] = [
+const OWN_KEYS: [&str; 3] = [
     "fabric.storage.liqo.io/",
-    // API servers overwrite these two with the labels of the node (`PodTopologyLabels`).
-    "topology.kubernetes.io/region",
-    "topology.kubernetes.io/zone",
     "liqo.io/shadowPod",
     "kubectl.kubernetes.io/last-applied-configuration",
 ];
+/// Labels that API servers overwrite with those of the node (`PodTopologyLabels`).
+const LABELS_OF_NODES: [&str; 2] = ["topology.kubernetes.io/region", "topology.kubernetes.io/zone"];
 /// Prefixes of annotations that the kubelet, admission or the network wrote about the home pod: they would be
 /// wrong on the remote pod.
 const ABOUT_HOME: [&str; 8] = [
@@ -182,7 +181,7 @@ fn is_skipped(key: &str, skipped: &[String]) -> bool {
 /// Whether remote pods do not have the label of this key from home, with these `skip_labels`.
 #[must_use]
 pub fn leaves_out_label(key: &str, skip_labels: &[String]) -> bool {
-    !is_carried(key) || is_skipped(key, skip_labels)
+    !is_carried_label(key) || is_skipped(key, skip_labels)
 }
 
 /// The remote pod of a home pod, as JSON: its name, the marks, the gate, and no namespace.
@@ -264,7 +263,9 @@ pub fn is_homebound(home: &Value) -> bool {
 
 /// The labels that are carried to the remote pod.
 pub(super) fn carried_labels(home: &Value) -> BTreeMap<String, String> {
-    carried(&home["metadata"]["labels"])
+    let mut carried = carried(&home["metadata"]["labels"]);
+    carried.retain(|key, _| is_carried_label(key));
+    carried
 }
 
 /// The annotations that are carried to the remote pod.
@@ -276,6 +277,10 @@ pub(super) fn carried_annotations(home: &Value) -> BTreeMap<String, String> {
 
 fn is_carried(key: &str) -> bool {
     !OWN_KEYS.iter().any(|own| key.starts_with(own))
+}
+
+fn is_carried_label(key: &str) -> bool {
+    is_carried(key) && !LABELS_OF_NODES.contains(&key)
 }
 
 fn is_carried_annotation(key: &str, home: &Value) -> bool {
@@ -521,7 +526,7 @@ pub(super) fn field_of(home: &Value, kept: &Value, path: &str) -> Option<String>
     let text = |value: &Value| value.as_str().map(str::to_owned);
     if let Some((map, key)) = path.strip_suffix("']").and_then(|path| path.split_once("['")) {
         let is_carried = match map {
-            "metadata.labels" => is_carried(key),
+            "metadata.labels" => is_carried_label(key),
             "metadata.annotations" => is_carried_annotation(key, home),
             _ => return None,
         };

@@ -608,6 +608,8 @@ fn skipped_labels_and_annotations_are_not_carried() {
         home["metadata"]["labels"][key] = "a".into();
     }
     home["metadata"]["annotations"]["external-dns/host"] = "a.test".into();
+    // API servers overwrite the label only.
+    home["metadata"]["annotations"]["topology.kubernetes.io/zone"] = "a".into();
     let settings = RemoteSettings {
         skip_labels: vec!["corp/*".to_owned(), "ap".to_owned()],
         skip_annotations: vec!["external-dns/host".to_owned()],
@@ -619,7 +621,10 @@ fn skipped_labels_and_annotations_are_not_carried() {
         json!({"app": "web", "topology.kubernetes.io/rack": "a"})
     );
     let annotations = remote["metadata"]["annotations"].as_object().unwrap();
-    assert_eq!(annotations.keys().collect::<Vec<_>>(), [RECORD, "note"]);
+    assert_eq!(
+        annotations.keys().collect::<Vec<_>>(),
+        [RECORD, "note", "topology.kubernetes.io/zone"]
+    );
     let env = &remote["spec"]["containers"][0]["env"];
     // The directory has the same name there, also by a label that is not.
     assert_eq!(env[0], json!({"name": "TEAM", "value": "a"}));
@@ -655,6 +660,8 @@ fn variables_in_subpaths_get_their_home_values() {
             from("NODE", "spec.nodeName"),
             from("APP", "metadata.labels['app']"),
             from("SOURCE", "metadata.annotations['kubernetes.io/config.source']"),
+            from("ZONE", "metadata.annotations['topology.kubernetes.io/zone']"),
+            from("OWN_ZONE", "metadata.labels['topology.kubernetes.io/zone']"),
             {"name": "BOTH", "value": "$(APP)-$(NAMESPACE)-$$(NODE)"},
             from("ELSEWHERE", "metadata.namespace"),
             from("IP", "status.podIP"),
@@ -663,9 +670,13 @@ fn variables_in_subpaths_get_their_home_values() {
             {"name": "data", "mountPath": "/c", "subPathExpr": "$(SOURCE)"},
             {"name": "data", "mountPath": "/a", "subPathExpr": "x/$(BOTH)"},
             {"name": "data", "mountPath": "/b", "subPathExpr": "$(IP)"},
+            {"name": "data", "mountPath": "/d", "subPathExpr": "$(ZONE)/$(OWN_ZONE)"},
         ],
     }]});
     let mut home = pod(&spec);
+    for pairs in ["annotations", "labels"] {
+        home["metadata"][pairs]["topology.kubernetes.io/zone"] = "a".into();
+    }
     home["metadata"]["namespace"] = "shop".into();
     let remote = remote_pod(&home, &RemoteMarks::default(), &RemoteSettings::default()).unwrap();
     assert_eq!(
@@ -675,6 +686,8 @@ fn variables_in_subpaths_get_their_home_values() {
             from("NODE", "spec.nodeName"),
             from("APP", "metadata.labels['app']"),
             {"name": "SOURCE", "value": "api"},
+            from("ZONE", "metadata.annotations['topology.kubernetes.io/zone']"),
+            {"name": "OWN_ZONE", "value": "a"},
             {"name": "BOTH", "value": "$(APP)-$(NAMESPACE)-$$(NODE)"},
             from("ELSEWHERE", "metadata.namespace"),
             from("IP", "status.podIP"),
