@@ -259,6 +259,21 @@ async fn a_secret_that_a_volume_of_the_pod_creates_is_not_waited_for() {
     );
 }
 
+#[tokio::test]
+async fn a_host_name_that_is_too_long_there_is_refused() {
+    let world = World::with_pod(true).await;
+    world.home.change(POD, |pod| {
+        pod["spec"]["setHostnameAsFQDN"] = true.into();
+        pod["spec"]["hostname"] = "h".repeat(30).into();
+        // With the namespace shop it has 63 characters, and shop-home has five more.
+        pod["spec"]["subdomain"] = "s".repeat(23).into();
+    });
+    world
+        .run_until(|world| waits(world, "PodNotSupported", ".shop-home.svc"))
+        .await;
+    assert!(!was_requested(&world, MAKE));
+}
+
 /// For example, controllers of both clusters create one.
 #[tokio::test]
 async fn uncopied_objects_that_exist_remotely_do_not_keep_a_pod_pending() {

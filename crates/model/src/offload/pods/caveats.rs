@@ -6,6 +6,7 @@ use std::{collections::BTreeSet, net::IpAddr};
 use serde_json::Value;
 
 use super::{
+    hostname::long_hostname,
     spec::{
         CARRIED_NODE_LABELS, POD_AFFINITIES, PREFERRED, REQUIRED, RemoteSettings, as_carried,
         excludes_virtual_nodes, field_of, names_namespaces, path_variables, references,
@@ -142,6 +143,7 @@ pub fn caveats(home: &Value, destination: &Destination<'_>) -> Vec<(&'static str
     all.extend(agent_of_node(spec, cluster));
     all.extend(names_of_home(home, destination));
     all.extend(path_of_home(home, destination));
+    all.extend(long_hostname(home, destination));
     all
 }
 

@@ -224,6 +224,14 @@ fn fields_with_another_meaning_there_are_reported() {
             vec!["PodAffinityIgnored"],
         ),
         (
+            json!({"setHostnameAsFQDN": true, "subdomain": "s".repeat(38)}),
+            vec!["HostnameTooLong"],
+        ),
+        (
+            json!({"setHostnameAsFQDN": true, "subdomain": "s".repeat(37)}),
+            vec![],
+        ),
+        (
             json!({"dnsPolicy": "None", "dnsConfig": {"nameservers": ["10.0.0.53"]}}),
             vec!["NameserversOfHome"],
         ),
