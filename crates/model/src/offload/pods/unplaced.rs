@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use crate::offload::is_remote_only;
+
 /// Controllers that replace each deleted pod, by API group and kind. A Job is not one of them: it
 /// counts a deleted pod as failed. Nor are kinds of which this is not documented: their pods could
 /// be lost.
@@ -163,7 +165,7 @@ fn replaces(owner: &Value) -> bool {
 /// Whether the scheduler chose its node, and may choose another one for the next pod.
 fn may_go_back(home: &Value) -> bool {
     let is_deleted = home["metadata"]["deletionTimestamp"].is_string();
-    !is_deleted && is_scheduled(home) && may_run_here(&home["spec"])
+    !is_deleted && is_scheduled(home) && may_run_elsewhere(&home["spec"])
 }
 
 fn condition<'a>(pod: &'a Value, kind: &str) -> Option<&'a Value> {
@@ -177,21 +179,10 @@ fn is_scheduled(pod: &Value) -> bool {
     condition(pod, "PodScheduled").is_some_and(|it| it["status"] == "True")
 }
 
-/// Whether the pod may run at home: neither `RuntimeClass`, selector nor affinity restricts it to
-/// virtual nodes.
-fn may_run_here(spec: &Value) -> bool {
-    let required = &spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
-    let terms = required["nodeSelectorTerms"].as_array();
-    let is_remote_only = |term: &Value| {
-        let mut expressions = term["matchExpressions"].as_array().into_iter().flatten();
-        expressions.any(|it| {
-            let mut values = it["values"].as_array().into_iter().flatten();
-            it["key"] == "liqo.io/type" && it["operator"] == "In" && values.any(|it| it == "virtual-node")
-        })
-    };
-    spec["runtimeClassName"] != "liqo"
-        && spec["nodeSelector"]["liqo.io/type"].is_null()
-        && !terms.is_some_and(|all| !all.is_empty() && all.iter().all(is_remote_only))
+/// Whether the pod may run at home or in another cluster: neither `RuntimeClass`, selector nor affinity restricts it to
+/// virtual nodes, or to this one.
+fn may_run_elsewhere(spec: &Value) -> bool {
+    spec["runtimeClassName"] != "liqo" && !is_remote_only(spec, |name| spec["nodeName"] == name)
 }
 
 #[must_use]
@@ -388,7 +379,29 @@ mod tests {
             (json!({"runtimeClassName": "liqo"}), false),
             (json!({"runtimeClassName": "other"}), true),
             (json!({"nodeSelector": {"liqo.io/type": "virtual-node"}}), false),
+            (json!({"nodeSelector": {"type": "virtual-kubelet"}}), false),
+            (
+                json!({"nodeSelector": {"kubernetes.io/hostname": "milan"}}),
+                false,
+            ),
+            (
+                json!({"nodeSelector": {"liqo.io/remote-cluster-id": "milan"}}),
+                false,
+            ),
+            (
+                json!({"nodeSelector": {"topology.storage.liqo.io/cluster": "milan"}}),
+                false,
+            ),
+            (json!({"nodeSelector": {"region": "europe"}}), true),
             (affinity(&[&only]), false),
+            (
+                affinity(&[&term("liqo.io/remote-cluster-id", "In", "milan")]),
+                false,
+            ),
+            (
+                affinity(&[&term("liqo.io/remote-cluster-id", "In", "turin")]),
+                true,
+            ),
             (
                 affinity(&[&only, &term("liqo.io/type", "NotIn", "virtual-node")]),
                 true,
@@ -397,6 +410,7 @@ mod tests {
         ] {
             let mut pod = home();
             pod["spec"] = spec;
+            pod["spec"]["nodeName"] = "milan".into();
             assert_eq!(
                 unplaced(&pod, &remote()).is_some(),
                 is_given_up,
