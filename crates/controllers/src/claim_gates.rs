@@ -120,7 +120,11 @@ impl<'a> ClaimGates<'a> {
             .map(|name| json!({ "name": name }))
             .collect();
         let mut spec = json!({ "schedulingGates": others });
-        match gate_step(&ties, is_remote_only(&json!(pod.spec))) {
+        let clusters = &self.home.views().remote_clusters;
+        // A pod for a cluster that is not known yet would be held at home for ever.
+        clusters.complete().await;
+        let is_remote = |name: &str| clusters.get(name).is_some();
+        match gate_step(&ties, is_remote_only(&json!(pod.spec), is_remote)) {
             GateStep::Open => {}
             GateStep::HoldHome => spec["affinity"] = home_affinity(&pod),
             GateStep::Wait(why) => {
@@ -370,21 +374,30 @@ mod tests {
     /// Such a pod can run nowhere: the scheduler would select a virtual node, where no driver creates the volume.
     #[tokio::test]
     async fn a_remote_only_pod_with_a_home_claim_is_reported() {
-        let api = FakeApi::start().await;
-        world(&api);
-        claim(&api, "tied", "local-path", None);
-        pod(&api, &["tied"]);
-        api.change(POD, |pod| {
-            pod["spec"]["nodeSelector"] = json!({"liqo.io/type": "virtual-node"});
-        });
-        let why = why_it_waits(&api).await;
-        assert!(
-            why.contains("the claim shop/tied, of the driver rancher.io/local-path, is in this cluster only"),
-            "{why}"
-        );
-        api.change(POD, |pod| pod["spec"]["nodeSelector"] = Value::Null);
-        let (gates, _) = after_two_reconciles(&api).await;
-        assert_eq!(gates, json!([{"name": "theirs"}]));
+        for selector in [
+            json!({"liqo.io/type": "virtual-node"}),
+            json!({"kubernetes.io/hostname": "milan"}),
+        ] {
+            let api = FakeApi::start().await;
+            world(&api);
+            claim(&api, "tied", "local-path", None);
+            api.put(
+                "/apis/storage.liqo.io/v1alpha1/remoteclusters/milan",
+                json!({"spec": {}}),
+            );
+            pod(&api, &["tied"]);
+            api.change(POD, |pod| pod["spec"]["nodeSelector"] = selector);
+            let why = why_it_waits(&api).await;
+            assert!(
+                why.contains(
+                    "the claim shop/tied, of the driver rancher.io/local-path, is in this cluster only"
+                ),
+                "{why}"
+            );
+            api.change(POD, |pod| pod["spec"]["nodeSelector"] = Value::Null);
+            let (gates, _) = after_two_reconciles(&api).await;
+            assert_eq!(gates, json!([{"name": "theirs"}]));
+        }
     }
 
     /// A volume of this driver may name the claim in its claimRef.

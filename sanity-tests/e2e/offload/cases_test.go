@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 
+	"storage.liqo.io/sanity-tests/driver"
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
@@ -139,10 +140,13 @@ func TestSubPathMayUseAnAnnotationThatIsAddedLater(t *testing.T) {
 	n.WaitReady("web")
 }
 
+// A pod writes here, its volume moves, and a pod there finds what it has written.
 func TestSubPathWithTheNamespaceIsTheSameRemotely(t *testing.T) {
-	n, remote := renamedTenant(t)
-	n.Claim("data", "liqo-reference", "64Mi")
-	n.Pod("writer", "data", onVirtualNode, func(pod *corev1.Pod) {
+	n, remote := renamedTenant(t, "--pod-offloading-strategy", "LocalAndRemote")
+	if err := driver.ImportImage(t.Context(), remote.Cluster); err != nil {
+		t.Fatal(err)
+	}
+	byNamespace := func(pod *corev1.Pod) {
 		container := &pod.Spec.Containers[0]
 		container.Env = []corev1.EnvVar{{Name: "NAMESPACE", ValueFrom: &corev1.EnvVarSource{
 			FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.namespace"},
@@ -151,14 +155,28 @@ func TestSubPathWithTheNamespaceIsTheSameRemotely(t *testing.T) {
 		container.VolumeMounts = append(container.VolumeMounts, corev1.VolumeMount{
 			Name: container.VolumeMounts[0].Name, MountPath: "/whole",
 		})
-	})
+	}
+	n.Claim("data", "liqo-reference", "64Mi")
+	n.Pod("here", "data", byNamespace, user.PreferNode(n.Cluster.Nodes()[0].Name))
+	if here := n.WaitReady("here"); here.Spec.NodeName == node {
+		t.Fatal("the pod was offloaded")
+	}
+	n.Exec("here", "echo precious > "+user.DataPath+"/file && sync")
+	n.DeletePod("here")
+	n.Move("there", "data", "target: {nodeName: "+node+"}, retainSource: 1s")
+	n.WaitMove("there", "Done")
+	n.Pod("writer", "data", onVirtualNode, byNamespace)
 	n.WaitReady("writer")
 	if found := strings.TrimSpace(remote.Exec("writer", "ls /whole/tenants")); found != n.Name {
 		user.Violated(t, "the directory in the remote cluster is named %q, not %s", found, n.Name)
 	}
+	if text := strings.TrimSpace(remote.Exec("writer", "cat "+user.DataPath+"/file")); text != "precious" {
+		user.Violated(t, "the file has %q", text)
+	}
 }
 
-// A retained volume is bound again by a claim of the same name, then by one of another name.
+// A retained volume is bound again by a claim of the same name, then by one of another name, and then by one to which it is
+// given before the earlier claim is deleted, as CDI does.
 func TestVolumeBoundToAnotherClaimKeepsItsData(t *testing.T) {
 	n, remote := renamedTenant(t)
 	n.Claim("data", "liqo-reference", "64Mi")
@@ -175,18 +193,23 @@ func TestVolumeBoundToAnotherClaimKeepsItsData(t *testing.T) {
 	patch(`{"spec":{"persistentVolumeReclaimPolicy":"Retain"}}`)
 	n.DeletePod("one")
 	claim := "data"
-	for _, next := range []string{"data", "renamed"} {
+	for _, next := range []string{"data", "renamed", "given"} {
+		if next == "given" {
+			patch(fmt.Sprintf(`{"spec":{"claimRef":{"name":%q,"namespace":%q,"uid":null,"resourceVersion":null}}}`, next, n.Name))
+		}
 		if out, err := n.Kubectl("delete", "pvc", claim); err != nil {
 			t.Fatal(err, out)
 		}
-		n.Eventually("the volume to be released", func(ctx context.Context) (string, error) {
-			found, err := n.Client.CoreV1().PersistentVolumes().Get(ctx, volume, metav1.GetOptions{})
-			if err != nil || found.Status.Phase == corev1.VolumeReleased {
-				return "", err
-			}
-			return "it is " + string(found.Status.Phase), nil
-		})
-		patch(`{"spec":{"claimRef":null}}`)
+		if next != "given" {
+			n.Eventually("the volume to be released", func(ctx context.Context) (string, error) {
+				found, err := n.Client.CoreV1().PersistentVolumes().Get(ctx, volume, metav1.GetOptions{})
+				if err != nil || found.Status.Phase == corev1.VolumeReleased {
+					return "", err
+				}
+				return "it is " + string(found.Status.Phase), nil
+			})
+			patch(`{"spec":{"claimRef":null}}`)
+		}
 		n.Claim(next, "liqo-reference", "64Mi", func(claim *corev1.PersistentVolumeClaim) { claim.Spec.VolumeName = volume })
 		pod := "of-" + next
 		n.Pod(pod, next, onVirtualNode)

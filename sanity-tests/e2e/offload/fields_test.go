@@ -62,7 +62,7 @@ var exceptions = func() map[string]exception {
 		all[field] = exception{"", "spec.serviceAccountName is that of home"}
 	}
 	for _, field := range fieldsOfAffinity() {
-		all[field] = exception{"", "real nodes of the remote cluster"}
+		all[field] = exception{"", "real nodes of the remote cluster, and a preference between pods of the namespace"}
 	}
 	return all
 }()
@@ -79,13 +79,17 @@ func below(parents []string, fields ...string) (all []string) {
 
 func fieldsOfAffinity() []string {
 	requirements := below([]string{"matchExpressions[]"}, "key", "operator", "values[]")
-	nodes := append(below([]string{"matchFields[]"}, "key", "operator", "values[]"), requirements...)
-	pods := append(below([]string{"labelSelector", "namespaceSelector"}, append(requirements, "matchLabels")...),
-		"matchLabelKeys[]", "mismatchLabelKeys[]", "namespaces[]", "topologyKey")
-	const required, preferred = "requiredDuringSchedulingIgnoredDuringExecution", "preferredDuringSchedulingIgnoredDuringExecution[]"
-	ofNodes := append(below([]string{required + ".nodeSelectorTerms[]", preferred + ".preference"}, nodes...), preferred+".weight")
-	ofPods := append(below([]string{required + "[]", preferred + ".podAffinityTerm"}, pods...), preferred+".weight")
-	return append(below([]string{"affinity.nodeAffinity"}, ofNodes...), below([]string{"affinity.podAffinity", "affinity.podAntiAffinity"}, ofPods...)...)
+	const required, preferred = "requiredDuringSchedulingIgnoredDuringExecution", "preferredDuringSchedulingIgnoredDuringExecution"
+	ofNodes := below([]string{required + ".nodeSelectorTerms[]", preferred + "[].preference"},
+		append(below([]string{"matchFields[]"}, "key", "operator", "values[]"), requirements...)...)
+	selected := append(requirements, "matchLabels")
+	ofNamespaces := append(below([]string{"namespaceSelector"}, selected...), "matchLabelKeys[]", "mismatchLabelKeys[]", "namespaces[]")
+	ofPods := below([]string{required + "[]", preferred + "[].podAffinityTerm"}, ofNamespaces...)
+	// Required terms become preferred ones, except for those that name namespaces.
+	ofPods = append(ofPods, below([]string{required + "[]"}, append(below([]string{"labelSelector"}, selected...), "topologyKey")...)...)
+	ofPods = append(ofPods, below([]string{preferred + "[2]", preferred + "[3]"}, "weight", "podAffinityTerm.topologyKey")...)
+	return append(below([]string{"affinity.nodeAffinity"}, append(ofNodes, preferred+"[].weight")...),
+		below([]string{"affinity.podAffinity", "affinity.podAntiAffinity"}, ofPods...)...)
 }
 
 // tokenParts identify the volume of the service account token, which Kubernetes adds to pods. The fabric keeps only its

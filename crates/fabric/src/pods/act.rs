@@ -111,7 +111,7 @@ impl Writer<'_> {
             Act::Claim => self.claim(home).await?,
             Act::MarkStarted => {
                 if let Some(remote) = &self.observed.remote {
-                    self.report_differences(home).await;
+                    self.report_differences(home).await?;
                     let status = started_status(&home.json(), remote.uid(), &now());
                     self.write_status(home, &status).await?;
                 }
@@ -205,9 +205,9 @@ impl Writer<'_> {
 
     /// Emits events about what differs for the pod in its cluster. Called before the write that lets it start: after a
     /// crash in between they are emitted again, not lost.
-    async fn report_differences(&self, home: &RawPod) {
+    async fn report_differences(&self, home: &RawPod) -> Result<(), ApiError> {
         let Ok(namespace) = &self.observed.namespace else {
-            return;
+            return Ok(());
         };
         let pod = home.json();
         let destination = Destination {
@@ -228,6 +228,10 @@ impl Writer<'_> {
         }
         self.pods.report_configuration(home, &destination).await;
         self.pods.report_addresses(home, &pod).await;
+        match &self.observed.place {
+            Ok(place) => self.pods.report_left_out(home, place, namespace).await,
+            Err(_) => Ok(()),
+        }
     }
 
     async fn create(&self, home: &RawPod, place: &Place, namespace: &str) -> Result<Creation, ApiError> {

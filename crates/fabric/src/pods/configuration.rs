@@ -6,6 +6,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::ResourceExt;
+use serde_json::Value;
 
 use super::{Pods, changes::reference};
 use crate::{
@@ -26,6 +27,14 @@ const FIRST_PAUSE: Duration = Duration::from_millis(250);
 const MISSING: &str = "ConfigurationMissing";
 /// The reason for a pod, and for an object at home, if the cluster refuses the copy of an object.
 pub(super) const REFLECTION_REFUSED: &str = "ReflectionRefused";
+
+/// Whether an object exists at home, and is copied.
+enum Here {
+    Absent,
+    Copied,
+    /// The reason why it never is.
+    NotCopied(String),
+}
 
 impl Pods<'_> {
     /// The time until the next check, if the remote pod has to wait for copies.
@@ -93,28 +102,17 @@ impl Pods<'_> {
         place: &Place,
         namespace: &str,
     ) -> Result<Option<Waiting>, ApiError> {
-        let (kind, id, cluster) = (K::KIND, self.places.home.id().as_str(), &self.cluster);
-        let too_many = || {
-            let most = self.places.copies(own, cluster)?.limit(kind)?;
-            Some(format!("the namespace has more than {most} {kind:?}s"))
-        };
-        let waiting = match self.places.home.within::<K>(own).get(name).await? {
-            Some(here) => {
-                let here = serde_json::to_value(here).unwrap_or_default();
-                let why = why_not_copied(kind, &here, id).map(|why| why.to_string());
-                let Some(why) = why.or_else(too_many) else {
-                    return Ok(None);
-                };
-                let message = format!(
+        let (kind, cluster) = (K::KIND, &self.cluster);
+        let waiting = match self.here::<K>(own, name).await? {
+            Here::Copied => return Ok(None),
+            Here::NotCopied(why) => Waiting {
+                reason: "PodNotSupported",
+                message: format!(
                     "it requires the {kind:?} {name}, which the cluster {cluster} does not have, and which is not copied: {why}. \
                      Create one in the namespace {namespace} there, or keep the pod on nodes of this cluster"
-                );
-                Waiting {
-                    reason: "PodNotSupported",
-                    message,
-                }
-            }
-            None => Waiting {
+                ),
+            },
+            Here::Absent => Waiting {
                 reason: MISSING,
                 message: format!(
                     "it requires the {kind:?} {name}, which neither this cluster nor the cluster {cluster} has: create it in the \
@@ -122,9 +120,71 @@ impl Pods<'_> {
                 ),
             },
         };
-        let there = place.cluster.within::<K>(namespace);
-        let there = there.get(&name_of_copy(kind, name, id)).await?;
-        Ok(there.is_none().then_some(waiting))
+        let is_there = self.is_there::<K>(name, place, namespace).await?;
+        Ok((!is_there).then_some(waiting))
+    }
+
+    /// Reads live whether an object at home is copied.
+    async fn here<K: Copied>(&self, own: &str, name: &str) -> Result<Here, ApiError> {
+        let Some(here) = self.places.home.within::<K>(own).get(name).await? else {
+            return Ok(Here::Absent);
+        };
+        let here = serde_json::to_value(here).unwrap_or_default();
+        let why = why_not_copied(K::KIND, &here, self.places.home.id().as_str()).map(|why| why.to_string());
+        let too_many = || {
+            let most = self.places.copies(own, &self.cluster)?.limit(K::KIND)?;
+            Some(format!("the namespace has more than {most} {:?}s", K::KIND))
+        };
+        Ok(why.or_else(too_many).map_or(Here::Copied, Here::NotCopied))
+    }
+
+    async fn is_there<K: Copied>(
+        &self,
+        name: &str,
+        place: &Place,
+        namespace: &str,
+    ) -> Result<bool, ApiError> {
+        let copy = name_of_copy(K::KIND, name, self.places.home.id().as_str());
+        let found = place.cluster.within::<K>(namespace).get(&copy).await?;
+        Ok(found.is_some())
+    }
+
+    /// The optional objects that are never copied and that the remote cluster does not have, with the reasons. Secrets
+    /// with which images are pulled do not count: nodes there may pull them without.
+    async fn left_out(&self, home: &RawPod, place: &Place, namespace: &str) -> Result<Vec<String>, ApiError> {
+        let (copies, own) = (self.copies(home), home.namespace().unwrap_or_default());
+        let mut pod = home.json();
+        pod["spec"]["imagePullSecrets"] = Value::Null;
+        let mut left_out = Vec::new();
+        for ((kind, name), is_required) in configuration(&pod) {
+            if is_required || copies.as_ref().is_some_and(|it| it.includes(kind, &name)) {
+                continue;
+            }
+            let why = match kind {
+                Kind::ConfigMap => {
+                    self.why_left_out::<ConfigMap>(&own, &name, place, namespace)
+                        .await?
+                }
+                Kind::Secret => self.why_left_out::<Secret>(&own, &name, place, namespace).await?,
+                Kind::Service | Kind::EndpointSlice => None,
+            };
+            left_out.extend(why.map(|why| format!("{kind:?} {name} ({why})")));
+        }
+        Ok(left_out)
+    }
+
+    async fn why_left_out<K: Copied>(
+        &self,
+        own: &str,
+        name: &str,
+        place: &Place,
+        namespace: &str,
+    ) -> Result<Option<String>, ApiError> {
+        let Here::NotCopied(why) = self.here::<K>(own, name).await? else {
+            return Ok(None);
+        };
+        let is_there = self.is_there::<K>(name, place, namespace).await?;
+        Ok((!is_there).then_some(why))
     }
 
     /// Why the cluster refuses the copy of an object that the pod requires, if it does.
@@ -137,6 +197,26 @@ impl Pods<'_> {
             )),
             NoCopy::Taken => None,
         })
+    }
+
+    /// Emits an event about optional objects without which the pod runs there, although they exist here.
+    pub(super) async fn report_left_out(
+        &self,
+        home: &RawPod,
+        place: &Place,
+        namespace: &str,
+    ) -> Result<(), ApiError> {
+        let left_out = self.left_out(home, place, namespace).await?;
+        if !left_out.is_empty() {
+            let note = format!(
+                "the pod runs without these optional objects in the cluster {}, which does not have them, and to which they are \
+                 not copied: {}. Create them in the namespace {namespace} there, or keep the pod on nodes of this cluster",
+                self.cluster,
+                left_out.join(", ")
+            );
+            self.events.warn_object(reference(home), "NotCopied", &note).await;
+        }
+        Ok(())
     }
 
     /// Emits events about objects of which the pod has another version in the remote cluster than

@@ -24,7 +24,8 @@ use crate::{
     offload::{
         Readiness,
         pods::{
-            Act, HomePod, PodFacts, RemoteMarks, RemotePod, Waiting, claims, decide_pod, not_kept, remote_pod,
+            Act, HomePod, PodFacts, RemoteMarks, RemotePod, Waiting, claims, decide_pod, not_kept,
+            refused_hostname, remote_pod,
         },
     },
     places::Place,
@@ -401,6 +402,9 @@ impl Pods<'_> {
             let why = observed.place.as_ref().err().cloned().unwrap_or_default();
             return waiting("RemoteUnreachable", why);
         };
+        if let Some(refused) = refused_hostname(&home.json(), namespace) {
+            return waiting("PodNotSupported", refused);
+        }
         if !state.claimed {
             return if state.ended {
                 Ok(None)

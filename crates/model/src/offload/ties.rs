@@ -4,6 +4,8 @@
 
 use serde_json::{Value, json};
 
+use crate::topology::CLUSTER_KEY;
+
 /// The scheduling gate of a pod until its claims were looked up.
 pub const CLAIMS_GATE: &str = "fabric.storage.liqo.io/claims";
 /// Annotation of a claim or its class: "true" if remote clusters have a claim of the same name.
@@ -11,6 +13,14 @@ pub const IN_BOTH_CLUSTERS: &str = "fabric.storage.liqo.io/in-both-clusters";
 
 const NODE_KIND: &str = "liqo.io/type";
 const VIRTUAL_NODE: &str = "virtual-node";
+/// Labels, and a field, with the name of a cluster or of its virtual node.
+const NAMES: [&str; 5] = [
+    CLUSTER_KEY,
+    "fabric.storage.liqo.io/cluster",
+    "kubernetes.io/hostname",
+    "liqo.io/remote-cluster-id",
+    "metadata.name",
+];
 
 /// Which driver provides the volume of a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,7 +57,8 @@ pub fn gate_step(ties: &[Tie], remote_only: bool) -> GateStep {
         Some(volume) if remote_only => {
             return GateStep::Wait(format!(
                 "the pod may run in remote clusters only, and the volume of {volume} is in this cluster only. Use \
-                 a class of storage.liqo.io or the strategy LocalAndRemote. If the remote cluster has a claim of \
+                 a class of storage.liqo.io, or let the pod run here: by the strategy LocalAndRemote, and without a \
+                 selector or affinity for virtual nodes. If the remote cluster has a claim of \
                  this name, annotate the claim or its class with {IN_BOTH_CLUSTERS}: \"true\""
             ));
         }
@@ -62,21 +73,30 @@ pub fn gate_step(ties: &[Tie], remote_only: bool) -> GateStep {
 }
 
 /// Whether a pod spec admits virtual nodes only: by its node selector, which also the `RuntimeClass` writes, or by
-/// all of its required terms.
+/// all of its required terms. `is_remote`: whether this is the name of a remote cluster, and so of its virtual node. Of
+/// other labels it is not known that only virtual nodes have them.
 #[must_use]
-pub fn is_remote_only(spec: &Value) -> bool {
-    let required = "/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms";
-    let virtual_only = json!({"key": NODE_KIND, "operator": "In", "values": [VIRTUAL_NODE]});
-    let terms = spec.pointer(required).and_then(Value::as_array);
-    spec["nodeSelector"][NODE_KIND] == VIRTUAL_NODE
-        || terms.is_some_and(|terms| {
-            let is_virtual = |term: &Value| {
-                term["matchExpressions"]
-                    .as_array()
-                    .is_some_and(|all| all.contains(&virtual_only))
-            };
-            !terms.is_empty() && terms.iter().all(is_virtual)
-        })
+pub fn is_remote_only(spec: &Value, is_remote: impl Fn(&str) -> bool) -> bool {
+    let is_virtual = |key: &str, value: &Value| match (key, value.as_str().unwrap_or_default()) {
+        (NODE_KIND, kind) => kind == VIRTUAL_NODE,
+        ("type", kind) => kind == "virtual-kubelet",
+        (key, name) => NAMES.contains(&key) && is_remote(name),
+    };
+    let needs_virtual = |one: &Value| {
+        let (key, values) = (one["key"].as_str().unwrap_or_default(), one["values"].as_array());
+        one["operator"] == "In"
+            && values.is_some_and(|all| !all.is_empty() && all.iter().all(|value| is_virtual(key, value)))
+    };
+    let is_virtual_only = |term: &Value| {
+        let lists = ["matchExpressions", "matchFields"].into_iter();
+        let mut all = lists.flat_map(|list| term[list].as_array().into_iter().flatten());
+        all.any(needs_virtual)
+    };
+    let required = &spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
+    let terms = required["nodeSelectorTerms"].as_array();
+    let mut selected = spec["nodeSelector"].as_object().into_iter().flatten();
+    selected.any(|(key, value)| is_virtual(key, value))
+        || terms.is_some_and(|all| !all.is_empty() && all.iter().all(is_virtual_only))
 }
 
 /// The node selector terms of a gated pod that must stay at home: its own, each with one more requirement,
@@ -136,10 +156,48 @@ mod tests {
             |operator: &str| json!({"key": "liqo.io/type", "operator": operator, "values": ["virtual-node"]});
         let terms = |terms: Value| json!({"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}});
         let zone = json!({"key": "zone", "operator": "Exists"});
+        let of = |key: &str, values: Value| json!({"key": key, "operator": "In", "values": values});
         for (spec, is) in [
             (json!({}), false),
             (json!({"nodeSelector": {"liqo.io/type": "virtual-node"}}), true),
             (json!({"nodeSelector": {"liqo.io/type": "other"}}), false),
+            (json!({"nodeSelector": {"type": "virtual-kubelet"}}), true),
+            (json!({"nodeSelector": {"type": "ssd"}}), false),
+            (json!({"nodeSelector": {"kubernetes.io/hostname": "milan"}}), true),
+            (
+                json!({"nodeSelector": {"kubernetes.io/hostname": "home-1"}}),
+                false,
+            ),
+            (
+                json!({"nodeSelector": {"liqo.io/remote-cluster-id": "milan"}}),
+                true,
+            ),
+            (
+                json!({"nodeSelector": {"topology.storage.liqo.io/cluster": "milan"}}),
+                true,
+            ),
+            (
+                json!({"nodeSelector": {"topology.storage.liqo.io/cluster": "home"}}),
+                false,
+            ),
+            (json!({"nodeSelector": {"region": "milan"}}), false),
+            (
+                terms(json!([{"matchExpressions": [of("kubernetes.io/hostname", json!(["milan"]))]}])),
+                true,
+            ),
+            (
+                terms(
+                    json!([{"matchExpressions": [of("kubernetes.io/hostname", json!(["milan", "home-1"]))]}]),
+                ),
+                false,
+            ),
+            (
+                terms(json!([
+                    {"matchFields": [of("metadata.name", json!(["milan"]))]},
+                    {"matchExpressions": [of("type", json!(["virtual-kubelet"]))]},
+                ])),
+                true,
+            ),
             (terms(json!([])), false),
             (terms(json!([{"matchExpressions": [zone, kind("In")]}])), true),
             (
@@ -148,7 +206,7 @@ mod tests {
             ),
             (terms(json!([{"matchExpressions": [kind("NotIn")]}])), false),
         ] {
-            assert_eq!(is_remote_only(&spec), is, "{spec}");
+            assert_eq!(is_remote_only(&spec, |name| name == "milan"), is, "{spec}");
         }
     }
 

@@ -259,6 +259,53 @@ async fn a_secret_that_a_volume_of_the_pod_creates_is_not_waited_for() {
     );
 }
 
+#[tokio::test]
+async fn optional_objects_that_are_never_copied_are_reported() {
+    const TOKEN: &str = "/api/v1/namespaces/shop/secrets/token";
+    for is_there in [false, true] {
+        let world = with_settings().await;
+        world
+            .home
+            .put(TOKEN, json!({"type": "kubernetes.io/service-account-token"}));
+        world.home.change(SETTINGS, |it| {
+            it["metadata"]["annotations"] = json!({"liqo.io/skip-reflection": "true"});
+        });
+        world.home.change(POD, |pod| {
+            pod["spec"]["imagePullSecrets"] = json!([{"name": "token"}]);
+            let secret = json!({"secretName": "absent", "optional": true});
+            pod["spec"]["volumes"] = json!([{"name": "v", "secret": secret}]);
+        });
+        if is_there {
+            world.there.put(COPY, json!({}));
+        }
+        world.run_until(World::is_running).await;
+        let told = told(&world);
+        assert_eq!(told.len(), usize::from(!is_there), "{told:?}");
+        for note in told {
+            assert!(
+                note.starts_with("NotCopied ")
+                    && note.contains(": ConfigMap settings (it is marked liqo.io/skip-reflection)."),
+                "{note}"
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_host_name_that_is_too_long_there_is_refused() {
+    let world = World::with_pod(true).await;
+    world.home.change(POD, |pod| {
+        pod["spec"]["setHostnameAsFQDN"] = true.into();
+        pod["spec"]["hostname"] = "h".repeat(30).into();
+        // With the namespace shop it has 63 characters, and shop-home has five more.
+        pod["spec"]["subdomain"] = "s".repeat(23).into();
+    });
+    world
+        .run_until(|world| waits(world, "PodNotSupported", ".shop-home.svc"))
+        .await;
+    assert!(!was_requested(&world, MAKE));
+}
+
 /// For example, controllers of both clusters create one.
 #[tokio::test]
 async fn uncopied_objects_that_exist_remotely_do_not_keep_a_pod_pending() {

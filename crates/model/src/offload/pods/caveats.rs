@@ -6,9 +6,10 @@ use std::{collections::BTreeSet, net::IpAddr};
 use serde_json::Value;
 
 use super::{
+    hostname::long_hostname,
     spec::{
-        CARRIED_NODE_LABELS, RemoteSettings, as_carried, excludes_virtual_nodes, field_of, is_empty,
-        references,
+        CARRIED_NODE_LABELS, POD_AFFINITIES, PREFERRED, REQUIRED, RemoteSettings, as_carried,
+        excludes_virtual_nodes, field_of, names_namespaces, path_variables, references,
     },
     volumes,
 };
@@ -113,20 +114,7 @@ pub fn caveats(home: &Value, destination: &Destination<'_>) -> Vec<(&'static str
             ),
         ));
     }
-    let mut required = vec!["podAffinity", "podAntiAffinity"];
-    required
-        .retain(|kind| !is_empty(&spec["affinity"][*kind]["requiredDuringSchedulingIgnoredDuringExecution"]));
-    if !required.is_empty() {
-        all.push((
-            "PodAffinityIgnored",
-            format!(
-                "the pod requires a {}, which counts the cluster {cluster} as one node and does not apply between pods \
-                 there: use topologySpreadConstraints to spread them over its nodes, or keep the pod on nodes of this \
-                 cluster",
-                required.join(" and a ")
-            ),
-        ));
-    }
+    all.extend(pod_affinity(spec, cluster));
     all.extend(spread_preferred(spec, cluster));
     all.extend(priority_left_out(spec, destination));
     let account = spec["serviceAccountName"].as_str().unwrap_or("default");
@@ -158,6 +146,7 @@ pub fn caveats(home: &Value, destination: &Destination<'_>) -> Vec<(&'static str
     all.extend(agent_of_node(spec, cluster));
     all.extend(names_of_home(home, destination));
     all.extend(path_of_home(home, destination));
+    all.extend(long_hostname(home, destination));
     all
 }
 
@@ -388,6 +377,38 @@ fn containers(spec: &Value) -> impl Iterator<Item = (&'static str, &Value)> {
     })
 }
 
+/// A pod with required affinity to other pods, which is only preferred in the remote cluster, or with terms about other
+/// namespaces, which are left out.
+fn pod_affinity(spec: &Value, cluster: &str) -> Vec<(&'static str, String)> {
+    let required = POD_AFFINITIES.map(|kind| (kind, &spec["affinity"][kind][REQUIRED]));
+    let (mut preferred, mut left_out) = (BTreeSet::new(), BTreeSet::new());
+    for (kind, terms) in required {
+        let terms = terms.as_array().into_iter().flatten();
+        let weighted = spec["affinity"][kind][PREFERRED].as_array().into_iter().flatten();
+        let weighted = weighted.map(|one| &one["podAffinityTerm"]);
+        preferred.extend(terms.clone().filter(|it| !names_namespaces(it)).map(|_| kind));
+        left_out.extend(
+            terms
+                .chain(weighted)
+                .filter(|it| names_namespaces(it))
+                .map(|_| kind),
+        );
+    }
+    let of_required = format!(
+        "the pod has required terms in its {}: the scheduler here counts the cluster {cluster} as one node, and the one there only \
+         prefers it. If that is not enough, keep the pod on nodes of this cluster",
+        joined(&preferred)
+    );
+    let of_others = format!(
+        "the pod has terms with namespaces or a namespaceSelector in its {}: they do not apply in the cluster {cluster}, where \
+         the namespaces are others. If that is not enough, keep the pod on nodes of this cluster",
+        joined(&left_out)
+    );
+    let all = [(preferred, of_required), (left_out, of_others)].into_iter();
+    let all = all.filter(|(kinds, _)| !kinds.is_empty());
+    all.map(|(_, note)| ("PodAffinityIgnored", note)).collect()
+}
+
 /// A pod whose required spreading is only preferred in the remote cluster. Spreading over clusters
 /// still works: the scheduler at home does it.
 fn spread_preferred(spec: &Value, cluster: &str) -> Option<(&'static str, String)> {
@@ -434,45 +455,64 @@ fn path_of_home(home: &Value, destination: &Destination<'_>) -> Option<(&'static
     (!paths.is_empty()).then_some(("PathOfHome", note))
 }
 
-/// The arguments that use a variable with another value in the remote cluster, and the variables
-/// that are built from such a variable and may be paths. Other uses may be for logs and metrics
-/// only, and are ignored.
+/// The fields with a path that uses a variable with another value in the remote cluster. Other uses may be for logs and
+/// metrics only, and are ignored.
 fn paths_of_home(home: &Value, destination: &Destination<'_>) -> BTreeSet<String> {
-    let (spec, mut found) = (&home["spec"], BTreeSet::new());
+    let mut found = BTreeSet::new();
     let kept = as_carried(home.clone(), destination.settings);
-    for list in ["containers", "initContainers"] {
-        for container in spec[list].as_array().into_iter().flatten() {
-            let mut differing = BTreeSet::<String>::new();
-            let mut record = |field: &str, variable: &str| {
-                let container = container["name"].as_str().unwrap_or_default();
-                found.insert(format!("spec.{list}[{container}].{field} has $({variable})"));
-            };
-            for variable in container["env"].as_array().into_iter().flatten() {
-                let name = variable["name"].as_str().unwrap_or_default();
-                let value = variable["value"].as_str().unwrap_or_default();
-                let field = variable["valueFrom"]["fieldRef"]["fieldPath"].as_str();
-                let uses = references(value).find(|one| differing.contains(one));
-                if let Some(used) = uses.as_ref().filter(|_| value.contains('/')) {
-                    record("env", used);
-                }
-                // Of variables with the same name the last one wins.
-                if uses.is_some() || field.is_some_and(|field| differs(home, &kept, field, destination)) {
-                    differing.insert(name.to_owned());
-                } else {
-                    differing.remove(name);
-                }
+    for (list, container) in containers(&home["spec"]) {
+        let in_subpaths = path_variables(container);
+        let mut differing = BTreeSet::<String>::new();
+        let mut record = |field: &str, variable: &str| {
+            let container = container["name"].as_str().unwrap_or_default();
+            found.insert(format!("spec.{list}[{container}].{field} has $({variable})"));
+        };
+        for variable in container["env"].as_array().into_iter().flatten() {
+            let name = variable["name"].as_str().unwrap_or_default();
+            let field = variable["valueFrom"]["fieldRef"]["fieldPath"].as_str();
+            let uses = uses(variable["value"].as_str().unwrap_or_default(), &differing);
+            for used in uses.iter().filter(|one| one.is_path) {
+                record("env", &used.variable);
             }
-            for field in ["command", "args"] {
-                let all = container[field].as_array().into_iter().flatten();
-                for used in all.filter_map(Value::as_str).flat_map(references) {
-                    if differing.contains(&used) {
-                        record(field, &used);
-                    }
-                }
+            let has_home_value = in_subpaths.iter().any(|it| it == name);
+            let is_other =
+                !has_home_value && field.is_some_and(|field| differs(home, &kept, field, destination));
+            // Of variables with the same name the last one wins.
+            if is_other || !uses.is_empty() {
+                differing.insert(name.to_owned());
+            } else {
+                differing.remove(name);
+            }
+        }
+        for field in ["command", "args"] {
+            let all = container[field].as_array().into_iter().flatten();
+            let uses = all
+                .filter_map(Value::as_str)
+                .flat_map(|text| uses(text, &differing));
+            for used in uses.filter(|one| one.is_path) {
+                record(field, &used.variable);
             }
         }
     }
     found
+}
+
+/// A variable in a text.
+struct Use {
+    variable: String,
+    /// Whether the word around it is a path.
+    is_path: bool,
+}
+
+/// Where a text uses these variables, except in URLs.
+fn uses(text: &str, variables: &BTreeSet<String>) -> Vec<Use> {
+    let words = text.split(|it: char| it.is_whitespace() || "=,;'\"".contains(it));
+    let words = words.filter(|word| !word.contains("://"));
+    let all = words.flat_map(|word| {
+        let is_path = word.contains('/');
+        references(word).map(move |variable| Use { variable, is_path })
+    });
+    all.filter(|one| variables.contains(&one.variable)).collect()
 }
 
 /// Whether a field of the downward API has another value in the remote cluster. Uids and addresses
@@ -838,51 +878,61 @@ mod tests {
         assert!(caveats(&home, &routed).is_empty());
     }
 
+    /// A pod with this container, which has variables of the downward API, and this volume.
+    fn with(container: &Value, volume: &Value) -> Value {
+        let fields = [
+            ("POD_NAMESPACE", "metadata.namespace"),
+            ("NODE", "spec.nodeName"),
+            ("NAME", "metadata.name"),
+            ("ACCOUNT", "spec.serviceAccountName"),
+            ("UID", "metadata.uid"),
+            ("IP", "status.podIP"),
+            ("TIER", "metadata.labels['tier']"),
+            ("APP", "metadata.labels['app']"),
+        ];
+        let fields =
+            fields.map(|(name, path)| json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}));
+        let mut container = container.clone();
+        container["name"] = "db".into();
+        let mut env = fields.to_vec();
+        env.extend(container["env"].as_array().into_iter().flatten().cloned());
+        container["env"] = env.into();
+        let mut volume = volume.clone();
+        volume["name"] = "v".into();
+        json!({
+            "metadata": {"namespace": "shop", "labels": {"tier": "gold", "app": "db"}},
+            "spec": {"nodeName": "milan", "serviceAccountName": "db", "containers": [container], "volumes": [volume]},
+        })
+    }
+
+    /// The uses of variables that are reported.
+    fn places(pod: &Value, namespace: &str) -> String {
+        let all = caveats(pod, &to(namespace)).into_iter().map(|(reason, note)| {
+            assert_eq!(reason, "PathOfHome");
+            assert!(note.contains("milan") && note.contains("keep the pod"), "{note}");
+            note.split(", which has").next().unwrap().to_owned()
+        });
+        all.collect::<Vec<_>>().join("; ")
+    }
+
+    fn args(text: &str) -> Value {
+        json!({ "args": [text] })
+    }
+
+    fn in_args(name: &str) -> String {
+        format!("spec.containers[db].args has $({name})")
+    }
+
     #[test]
     fn paths_that_expand_differently_there_are_reported_for_persistent_volumes() {
-        let with = |container: &Value, volume: &Value| {
-            let fields = [
-                ("POD_NAMESPACE", "metadata.namespace"),
-                ("NODE", "spec.nodeName"),
-                ("NAME", "metadata.name"),
-                ("ACCOUNT", "spec.serviceAccountName"),
-                ("UID", "metadata.uid"),
-                ("IP", "status.podIP"),
-                ("TIER", "metadata.labels['tier']"),
-                ("APP", "metadata.labels['app']"),
-            ];
-            let fields = fields
-                .map(|(name, path)| json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}));
-            let mut container = container.clone();
-            container["name"] = "db".into();
-            let mut env = fields.to_vec();
-            env.extend(container["env"].as_array().into_iter().flatten().cloned());
-            container["env"] = env.into();
-            let mut volume = volume.clone();
-            volume["name"] = "v".into();
-            json!({
-                "metadata": {"namespace": "shop", "labels": {"tier": "gold", "app": "db"}},
-                "spec": {"nodeName": "milan", "serviceAccountName": "db", "containers": [container], "volumes": [volume]},
-            })
-        };
         let claim = json!({"persistentVolumeClaim": {"claimName": "data"}});
-        let places = |pod: &Value, namespace: &str| {
-            let all = caveats(pod, &to(namespace));
-            let all: Vec<_> = all
-                .into_iter()
-                .map(|(reason, note)| {
-                    assert_eq!(reason, "PathOfHome");
-                    assert!(note.contains("milan") && note.contains("keep the pod"), "{note}");
-                    note.split(", which has").next().unwrap().to_owned()
-                })
-                .collect();
-            all.join("; ")
-        };
-        let args = |text: &str| json!({ "args": [text] });
-        let in_args = |name: &str| format!("spec.containers[db].args has $({name})");
         for (container, wanted) in [
             (args("--dir=/data/$(POD_NAMESPACE)"), in_args("POD_NAMESPACE")),
             (args("--dir=/data/$(TIER)"), in_args("TIER")),
+            (
+                args("curl http://db/x; ls '/data/$(POD_NAMESPACE)'"),
+                in_args("POD_NAMESPACE"),
+            ),
             (
                 json!({"command": ["run", "/data/$(NODE)"]}),
                 "spec.containers[db].command has $(NODE)".to_owned(),
@@ -894,19 +944,6 @@ mod tests {
             (
                 json!({"env": [{"name": "DIR", "value": "$(POD_NAMESPACE)-db"}], "args": ["--dir=/data/$(DIR)"]}),
                 in_args("DIR"),
-            ),
-            (
-                json!({"env": [{"name": "POD_NAMESPACE", "value": "shop"}], "args": ["/data/$(POD_NAMESPACE)"]}),
-                String::new(),
-            ),
-            (
-                json!({"env": [{"name": "ATTRIBUTES", "value": "namespace=$(POD_NAMESPACE)"}]}),
-                String::new(),
-            ),
-            (args("/data/$$(POD_NAMESPACE)"), String::new()),
-            (
-                args("/data/$(NAME)/$(ACCOUNT)/$(UID)/$(IP)/$(APP)/$(OTHER)"),
-                String::new(),
             ),
         ] {
             assert_eq!(
@@ -961,6 +998,31 @@ mod tests {
             caveats(&pod, &there).is_empty(),
             "an administrator has chosen one"
         );
+    }
+
+    #[test]
+    fn variables_that_name_no_directory_of_a_volume_are_not_reported() {
+        let claim = json!({"persistentVolumeClaim": {"claimName": "data"}});
+        for container in [
+            args("--namespace=$(POD_NAMESPACE)"),
+            args("-l app.kubernetes.io/part-of=$(POD_NAMESPACE)"),
+            args("cp /etc/a $(POD_NAMESPACE)"),
+            args("http://db.$(POD_NAMESPACE).svc/x"),
+            json!({
+                "env": [{"name": "URL", "value": "http://db.$(POD_NAMESPACE).svc/x"}], "args": ["$(URL)/y"],
+            }),
+            // The directory has the same name there.
+            json!({
+                "env": [{"name": "DIR", "value": "tenants/$(POD_NAMESPACE)"}], "args": ["--dir=/data/$(DIR)"],
+                "volumeMounts": [{"name": "v", "mountPath": "/data", "subPathExpr": "$(DIR)"}],
+            }),
+            json!({"env": [{"name": "POD_NAMESPACE", "value": "shop"}], "args": ["/data/$(POD_NAMESPACE)"]}),
+            json!({"env": [{"name": "ATTRIBUTES", "value": "namespace=$(POD_NAMESPACE)"}]}),
+            args("/data/$$(POD_NAMESPACE)"),
+            args("/data/$(NAME)/$(ACCOUNT)/$(UID)/$(IP)/$(APP)/$(OTHER)"),
+        ] {
+            assert_eq!(places(&with(&container, &claim), "shop-home"), "", "{container}");
+        }
     }
 
     #[test]

@@ -171,14 +171,17 @@ mod tests {
         let mut sent = sent;
         sent["spec"]["containers"][0]["securityContext"]["privileged"] = true.into();
         let claim = |name: &str| json!({"name": "data", "persistentVolumeClaim": {"claimName": name}});
+        let image =
+            |policy: &str| json!({"name": "model", "image": {"reference": "model:1", "pullPolicy": policy}});
+        let both = |name: &str, policy: &str| [claim(name), image(policy)];
         sent["spec"]["volumes"]
             .as_array_mut()
             .unwrap()
-            .push(claim("data"));
+            .extend(both("data", "IfNotPresent"));
         stored["spec"]["volumes"]
             .as_array_mut()
             .unwrap()
-            .push(claim("prime"));
+            .extend(both("prime", "Always"));
         assert_eq!(not_kept(&sent, &stored), None);
     }
 

@@ -16,6 +16,7 @@
 mod caveats;
 mod changes;
 mod decision;
+mod hostname;
 mod kept;
 mod spec;
 mod status;
@@ -29,6 +30,7 @@ pub use self::{
     },
     changes::{CARRIED, Change, Patch},
     decision::{Act, End, HomePod, PodFacts, RemotePod, Waiting, decide_pod},
+    hostname::refused_hostname,
     kept::not_kept,
     spec::{
         Configuration, PodRefused, RemoteMarks, RemoteSettings, as_carried, claims, configuration,

@@ -27,14 +27,13 @@ pub(super) const CARRIED_NODE_LABELS: [&str; 4] = [
     "beta.kubernetes.io/arch",
 ];
 /// Prefixes of labels and annotations that describe the home cluster, or belong to the fabric.
-const OWN_KEYS: [&str; 5] = [
+const OWN_KEYS: [&str; 3] = [
     "fabric.storage.liqo.io/",
-    // API servers overwrite these two with the labels of the node (`PodTopologyLabels`).
-    "topology.kubernetes.io/region",
-    "topology.kubernetes.io/zone",
     "liqo.io/shadowPod",
     "kubectl.kubernetes.io/last-applied-configuration",
 ];
+/// Labels that API servers overwrite with those of the node (`PodTopologyLabels`).
+const LABELS_OF_NODES: [&str; 2] = ["topology.kubernetes.io/region", "topology.kubernetes.io/zone"];
 /// Prefixes of annotations that the kubelet, admission or the network wrote about the home pod: they would be
 /// wrong on the remote pod.
 const ABOUT_HOME: [&str; 8] = [
@@ -73,6 +72,11 @@ const DERIVED: [&str; 5] = [
     "topologySpreadConstraints",
     "volumes",
 ];
+
+/// Affinities to other pods, and their fields.
+pub(super) const POD_AFFINITIES: [&str; 2] = ["podAffinity", "podAntiAffinity"];
+pub(super) const PREFERRED: &str = "preferredDuringSchedulingIgnoredDuringExecution";
+pub(super) const REQUIRED: &str = "requiredDuringSchedulingIgnoredDuringExecution";
 
 /// Fields that have no effect once a pod has its node, or that concern the home cluster alone.
 const LEFT_OUT: [&str; 13] = [
@@ -177,7 +181,7 @@ fn is_skipped(key: &str, skipped: &[String]) -> bool {
 /// Whether remote pods do not have the label of this key from home, with these `skip_labels`.
 #[must_use]
 pub fn leaves_out_label(key: &str, skip_labels: &[String]) -> bool {
-    !is_carried(key) || is_skipped(key, skip_labels)
+    !is_carried_label(key) || is_skipped(key, skip_labels)
 }
 
 /// The remote pod of a home pod, as JSON: its name, the marks, the gate, and no namespace.
@@ -202,10 +206,15 @@ pub fn remote_pod(home: &Value, marks: &RemoteMarks, settings: &RemoteSettings) 
             fill_account_name(container, spec);
         }
     }
-    remote.insert("affinity".into(), node_affinity(&home["spec"]));
+    let mut labels = carried_labels(&kept);
+    remote.insert("affinity".into(), affinity(&home["spec"], &labels));
     set(&mut remote, "nodeSelector", node_selector(spec, settings));
     set(&mut remote, "tolerations", tolerations(&home["spec"], settings));
-    set(&mut remote, "topologySpreadConstraints", spread(home));
+    set(
+        &mut remote,
+        "topologySpreadConstraints",
+        spread(&home["spec"], &labels),
+    );
     let own = spec.get("runtimeClassName").and_then(Value::as_str);
     let own = own.filter(|class| *class != "liqo");
     if let Some(class) = own.or(settings.runtime_class.as_deref()) {
@@ -224,7 +233,6 @@ pub fn remote_pod(home: &Value, marks: &RemoteMarks, settings: &RemoteSettings) 
     remote.insert("serviceAccountName".into(), "default".into());
     remote.insert("automountServiceAccountToken".into(), false.into());
     remote.insert("schedulingGates".into(), json!([{ "name": GATE }]));
-    let mut labels = carried_labels(&kept);
     labels.extend(marks.labels.clone());
     let mut annotations = carried_annotations(&kept);
     annotations.insert(RECORD.to_owned(), changes::record(&kept));
@@ -255,7 +263,9 @@ pub fn is_homebound(home: &Value) -> bool {
 
 /// The labels that are carried to the remote pod.
 pub(super) fn carried_labels(home: &Value) -> BTreeMap<String, String> {
-    carried(&home["metadata"]["labels"])
+    let mut carried = carried(&home["metadata"]["labels"]);
+    carried.retain(|key, _| is_carried_label(key));
+    carried
 }
 
 /// The annotations that are carried to the remote pod.
@@ -267,6 +277,10 @@ pub(super) fn carried_annotations(home: &Value) -> BTreeMap<String, String> {
 
 fn is_carried(key: &str) -> bool {
     !OWN_KEYS.iter().any(|own| key.starts_with(own))
+}
+
+fn is_carried_label(key: &str) -> bool {
+    is_carried(key) && !LABELS_OF_NODES.contains(&key)
 }
 
 fn is_carried_annotation(key: &str, home: &Value) -> bool {
@@ -457,32 +471,37 @@ fn name_copies(container: &mut Value, home: &str) {
 /// Directories of a volume have the same name in every cluster: the variables that a `subPathExpr` uses get
 /// the values of the home pod, even where the namespace or the node has another name in the remote cluster.
 fn keep_paths(container: &mut Value, home: &Value, kept: &Value) {
-    let mounts = container["volumeMounts"].as_array().into_iter().flatten();
-    let mut used: Vec<String> = mounts
-        .filter_map(|mount| mount["subPathExpr"].as_str())
-        .flat_map(references)
-        .collect();
-    let Some(variables) = container["env"].as_array_mut() else {
-        return;
-    };
-    let mut next = 0;
-    while let Some(name) = used.get(next).cloned() {
-        next += 1;
+    for name in path_variables(container) {
+        let mut variables = container["env"].as_array_mut().into_iter().flatten();
         // Of variables with the same name the last one wins.
-        let Some(variable) = variables.iter_mut().rfind(|one| one["name"] == name.as_str()) else {
-            continue;
-        };
-        if let Some(value) = variable["value"].as_str() {
-            let further = references(value)
-                .filter(|one| !used.contains(one))
-                .collect::<Vec<_>>();
-            used.extend(further);
-        } else if let Some(field) = variable["valueFrom"]["fieldRef"]["fieldPath"].as_str()
+        if let Some(variable) = variables.rfind(|one| one["name"] == name.as_str())
+            && let Some(field) = variable["valueFrom"]["fieldRef"]["fieldPath"].as_str()
             && let Some(value) = field_of(home, kept, field)
         {
             *variable = json!({"name": name, "value": value.replace('$', "$$")});
         }
     }
+}
+
+/// The variables that a `subPathExpr` uses, also through others.
+pub(super) fn path_variables(container: &Value) -> Vec<String> {
+    let mounts = container["volumeMounts"].as_array().into_iter().flatten();
+    let mut used: Vec<String> = mounts
+        .filter_map(|mount| mount["subPathExpr"].as_str())
+        .flat_map(references)
+        .collect();
+    let mut next = 0;
+    while let Some(name) = used.get(next) {
+        let mut variables = container["env"].as_array().into_iter().flatten();
+        let variable = variables.rfind(|one| one["name"] == name.as_str());
+        let value = variable.and_then(|one| one["value"].as_str()).unwrap_or_default();
+        let further = references(value)
+            .filter(|one| !used.contains(one))
+            .collect::<Vec<_>>();
+        used.extend(further);
+        next += 1;
+    }
+    used
 }
 
 /// The names in `$(NAME)`, as Kubernetes expands them: `$$` is a dollar sign.
@@ -507,7 +526,7 @@ pub(super) fn field_of(home: &Value, kept: &Value, path: &str) -> Option<String>
     let text = |value: &Value| value.as_str().map(str::to_owned);
     if let Some((map, key)) = path.strip_suffix("']").and_then(|path| path.split_once("['")) {
         let is_carried = match map {
-            "metadata.labels" => is_carried(key),
+            "metadata.labels" => is_carried_label(key),
             "metadata.annotations" => is_carried_annotation(key, home),
             _ => return None,
         };
@@ -522,6 +541,51 @@ pub(super) fn field_of(home: &Value, kept: &Value, path: &str) -> Option<String>
         "spec.nodeName" | "spec.serviceAccountName" => text(&home["spec"][path.trim_start_matches("spec.")]),
         _ => None,
     }
+}
+
+fn affinity(spec: &Value, labels: &BTreeMap<String, String>) -> Value {
+    let mut affinity = node_affinity(spec);
+    for kind in POD_AFFINITIES {
+        let preferred = preferred_terms(&spec["affinity"][kind], labels);
+        if !preferred.is_empty() {
+            affinity[kind] = json!({ PREFERRED: preferred });
+        }
+    }
+    affinity
+}
+
+/// The terms of an affinity to other pods. As with spreading, they can only be a preference there.
+fn preferred_terms(affinity: &Value, labels: &BTreeMap<String, String>) -> Vec<Value> {
+    let list = |field: &str| affinity[field].as_array().into_iter().flatten();
+    let required = list(REQUIRED).map(|term| json!({"weight": 100, "podAffinityTerm": term}));
+    let mut all: Vec<Value> = list(PREFERRED).cloned().chain(required).collect();
+    all.retain(|one| !names_namespaces(&one["podAffinityTerm"]));
+    for one in &mut all {
+        for field in ["matchLabelKeys", "mismatchLabelKeys"] {
+            take_keys(&mut one["podAffinityTerm"], field, labels);
+        }
+    }
+    all
+}
+
+/// Whether a term is about pods of other namespaces, which are others in the remote cluster.
+pub(super) fn names_namespaces(term: &Value) -> bool {
+    !is_empty(&term["namespaces"]) || term["namespaceSelector"].is_object()
+}
+
+/// Takes a field with keys of labels out of a term. In its selector, into which the API server at home may have merged
+/// them, those of labels that stay at home are deleted: such a selector would match no remote pod. An API server
+/// refuses a key that is in both.
+fn take_keys(term: &mut Value, field: &str, labels: &BTreeMap<String, String>) -> Vec<String> {
+    let keys = term.as_object_mut().and_then(|term| term.remove(field));
+    let keys = keys.as_ref().and_then(Value::as_array).into_iter().flatten();
+    let keys: Vec<String> = keys.filter_map(Value::as_str).map(str::to_owned).collect();
+    let expressions = term.pointer_mut("/labelSelector/matchExpressions");
+    if let Some(expressions) = expressions.and_then(Value::as_array_mut) {
+        let is_left_out = |key: &str| keys.iter().any(|it| it == key) && !labels.contains_key(key);
+        expressions.retain(|one| !one["key"].as_str().is_some_and(is_left_out));
+    }
+    keys
 }
 
 /// A remote pod never runs on a virtual node, so it cannot move on to a third cluster, or back. Of what it
@@ -582,14 +646,14 @@ fn tolerations(spec: &Value, settings: &RemoteSettings) -> Value {
 
 /// The pods of a workload may be in several clusters: there they can only be spread as a preference. An API
 /// server accepts one such constraint for each topology key; of a hard and a soft one, the hard one stays.
-fn spread(home: &Value) -> Value {
-    let all = home["spec"]["topologySpreadConstraints"].as_array();
+fn spread(spec: &Value, labels: &BTreeMap<String, String>) -> Value {
+    let all = spec["topologySpreadConstraints"].as_array();
     let mut all: Vec<Value> = all.into_iter().flatten().cloned().collect();
     all.sort_by_key(|one| one["whenUnsatisfiable"] != "DoNotSchedule");
     let mut softened: Vec<Value> = Vec::new();
     for mut one in all {
         one["whenUnsatisfiable"] = "ScheduleAnyway".into();
-        select_by_keys(&mut one, &home["metadata"]["labels"]);
+        select_by_keys(&mut one, labels);
         if let Some(one) = one.as_object_mut() {
             one.remove("minDomains");
         }
@@ -606,22 +670,15 @@ fn spread(home: &Value) -> Value {
     softened.into()
 }
 
-/// Moves `matchLabelKeys` into the selector, where the home API server may have added them already: the
-/// remote one refuses a key that is in both.
-fn select_by_keys(constraint: &mut Value, labels: &Value) {
-    let Some(keys) = constraint
-        .as_object_mut()
-        .and_then(|one| one.remove("matchLabelKeys"))
-    else {
-        return;
-    };
-    let selector = &mut constraint["labelSelector"];
-    for key in keys.as_array().into_iter().flatten().filter_map(Value::as_str) {
+/// Moves `matchLabelKeys` into the selector, where the home API server may have added them already.
+fn select_by_keys(constraint: &mut Value, labels: &BTreeMap<String, String>) {
+    for key in take_keys(constraint, "matchLabelKeys", labels) {
+        let selector = &mut constraint["labelSelector"];
         let expressions = selector["matchExpressions"].as_array().into_iter().flatten();
-        let is_selected = selector["matchLabels"].get(key).is_some()
-            || expressions.into_iter().any(|one| one["key"] == key);
+        let is_selected = selector["matchLabels"].get(&key).is_some()
+            || expressions.into_iter().any(|one| one["key"] == key.as_str());
         // A key without a label on the pod is ignored, as in Kubernetes.
-        let Some(value) = labels[key].as_str().filter(|_| !is_selected) else {
+        let Some(value) = labels.get(&key).filter(|_| !is_selected) else {
             continue;
         };
         let one = json!({"key": key, "operator": "In", "values": [value]});

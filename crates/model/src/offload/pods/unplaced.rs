@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use crate::offload::is_remote_only;
+
 /// Controllers that replace each deleted pod, by API group and kind. A Job is not one of them: it
 /// counts a deleted pod as failed. Nor are kinds of which this is not documented: their pods could
 /// be lost.
@@ -163,7 +165,7 @@ fn replaces(owner: &Value) -> bool {
 /// Whether the scheduler chose its node, and may choose another one for the next pod.
 fn may_go_back(home: &Value) -> bool {
     let is_deleted = home["metadata"]["deletionTimestamp"].is_string();
-    !is_deleted && is_scheduled(home) && may_run_here(&home["spec"])
+    !is_deleted && is_scheduled(home) && may_run_elsewhere(&home["spec"])
 }
 
 fn condition<'a>(pod: &'a Value, kind: &str) -> Option<&'a Value> {
@@ -177,21 +179,10 @@ fn is_scheduled(pod: &Value) -> bool {
     condition(pod, "PodScheduled").is_some_and(|it| it["status"] == "True")
 }
 
-/// Whether the pod may run at home: neither `RuntimeClass`, selector nor affinity restricts it to
-/// virtual nodes.
-fn may_run_here(spec: &Value) -> bool {
-    let required = &spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
-    let terms = required["nodeSelectorTerms"].as_array();
-    let is_remote_only = |term: &Value| {
-        let mut expressions = term["matchExpressions"].as_array().into_iter().flatten();
-        expressions.any(|it| {
-            let mut values = it["values"].as_array().into_iter().flatten();
-            it["key"] == "liqo.io/type" && it["operator"] == "In" && values.any(|it| it == "virtual-node")
-        })
-    };
-    spec["runtimeClassName"] != "liqo"
-        && spec["nodeSelector"]["liqo.io/type"].is_null()
-        && !terms.is_some_and(|all| !all.is_empty() && all.iter().all(is_remote_only))
+/// Whether the pod may run at home or in another cluster: neither `RuntimeClass`, selector nor affinity restricts it to
+/// virtual nodes, or to this one.
+fn may_run_elsewhere(spec: &Value) -> bool {
+    spec["runtimeClassName"] != "liqo" && !is_remote_only(spec, |name| spec["nodeName"] == name)
 }
 
 #[must_use]
@@ -207,8 +198,10 @@ pub fn decide_unplaced(facts: &UnplacedFacts<'_>) -> UnplacedStep {
         .avoided
         .iter()
         .filter(|it| it.controller == facts.pod.controller);
-    if let Some(last) = of_controller.map(|it| it.since).max() {
-        let next = last.saturating_add(seconds(PAUSE));
+    if let Some(next) = of_controller
+        .map(|it| it.since.saturating_add(pause(it, facts)))
+        .max()
+    {
         let left = u64::try_from(next.saturating_sub(facts.now)).unwrap_or_default();
         if left > 0 {
             // The clock of another replica may have been ahead.
@@ -227,18 +220,33 @@ pub fn decide_unplaced(facts: &UnplacedFacts<'_>) -> UnplacedStep {
     }
 }
 
+/// The time between the last pod of a controller that was given up and this one. A pod that only this cluster can run
+/// comes back each time.
+fn pause(last: &Avoided, facts: &UnplacedFacts<'_>) -> i64 {
+    if last.cluster != facts.cluster || !came_after(last, facts) {
+        return seconds(PAUSE);
+    }
+    let half = last.until.saturating_sub(last.since) / 2;
+    half.clamp(seconds(PAUSE), seconds(LONGEST_AVOIDED) / 2)
+}
+
+/// Whether the pod came to its cluster after the last one was given up. Others may have waited beside that one.
+fn came_after(last: &Avoided, facts: &UnplacedFacts<'_>) -> bool {
+    seconds(facts.waited) <= facts.now.saturating_sub(last.since)
+}
+
 /// Doubles the time for which a controller avoids the cluster, if its pods return there
 /// nevertheless. The first time is longer than the next pod waits before it is given up: otherwise
 /// its return would not be noticed.
 fn avoided_next(facts: &UnplacedFacts<'_>, give_up_after: Duration) -> Vec<Avoided> {
     let is_this = |it: &Avoided| it.controller == facts.pod.controller && it.cluster == facts.cluster;
     let mut all = still_avoided(facts.avoided, facts.now);
-    let before = all.iter().find(|it| is_this(it)).map(|it| it.until - it.since);
-    let first = seconds(PAUSE.max(give_up_after));
-    let time = before
-        .unwrap_or(first)
-        .saturating_mul(2)
-        .min(seconds(LONGEST_AVOIDED));
+    let first = seconds(PAUSE.max(give_up_after)).saturating_mul(2);
+    let time = all.iter().find(|it| is_this(it)).map_or(first, |before| {
+        let time = before.until.saturating_sub(before.since);
+        time.saturating_mul(if came_after(before, facts) { 2 } else { 1 })
+    });
+    let time = time.min(seconds(LONGEST_AVOIDED));
     all.retain(|it| !is_this(it));
     all.push(Avoided {
         controller: facts.pod.controller.clone(),
@@ -388,7 +396,29 @@ mod tests {
             (json!({"runtimeClassName": "liqo"}), false),
             (json!({"runtimeClassName": "other"}), true),
             (json!({"nodeSelector": {"liqo.io/type": "virtual-node"}}), false),
+            (json!({"nodeSelector": {"type": "virtual-kubelet"}}), false),
+            (
+                json!({"nodeSelector": {"kubernetes.io/hostname": "milan"}}),
+                false,
+            ),
+            (
+                json!({"nodeSelector": {"liqo.io/remote-cluster-id": "milan"}}),
+                false,
+            ),
+            (
+                json!({"nodeSelector": {"topology.storage.liqo.io/cluster": "milan"}}),
+                false,
+            ),
+            (json!({"nodeSelector": {"region": "europe"}}), true),
             (affinity(&[&only]), false),
+            (
+                affinity(&[&term("liqo.io/remote-cluster-id", "In", "milan")]),
+                false,
+            ),
+            (
+                affinity(&[&term("liqo.io/remote-cluster-id", "In", "turin")]),
+                true,
+            ),
             (
                 affinity(&[&only, &term("liqo.io/type", "NotIn", "virtual-node")]),
                 true,
@@ -397,6 +427,7 @@ mod tests {
         ] {
             let mut pod = home();
             pod["spec"] = spec;
+            pod["spec"]["nodeName"] = "milan".into();
             assert_eq!(
                 unplaced(&pod, &remote()).is_some(),
                 is_given_up,
@@ -496,10 +527,51 @@ mod tests {
         );
     }
 
+    /// The minutes between the pods of a controller that are given up. Those of `first` wait from the start, others from
+    /// when the one before was given up.
+    fn minutes_between(first: usize, all: usize) -> Vec<i64> {
+        let (mut avoided, mut times) = (Vec::new(), Vec::new());
+        let mut waits_since = 0;
+        for now in 1..20_000 {
+            let step = decide_unplaced(&UnplacedFacts {
+                pod: &pod(),
+                cluster: "milan",
+                waited: Duration::from_secs(u64::try_from(now - waits_since).unwrap()),
+                give_up_after: Some(MINUTE),
+                avoided: &avoided,
+                now,
+                circumstances: Some(FREE),
+            });
+            if let UnplacedStep::GiveUp(next) = step {
+                avoided = next;
+                times.push(now);
+                if times.len() == all {
+                    break;
+                }
+                waits_since = if times.len() < first { 0 } else { now };
+            }
+        }
+        times.windows(2).map(|two| (two[1] - two[0]) / 60).collect()
+    }
+
+    #[test]
+    fn pods_that_come_back_are_given_up_less_and_less_often() {
+        assert_eq!(minutes_between(1, 8), [1, 2, 4, 8, 15, 15, 15]);
+        assert_eq!(
+            minutes_between(5, 7),
+            [1, 1, 1, 1, 1, 2],
+            "four did not come back"
+        );
+    }
+
     #[test]
     fn a_cluster_is_avoided_for_longer_each_time() {
-        let times = |before: &[Avoided], after: Duration| match decided(3600, Some(after), before, Some(FREE))
-        {
+        let times = |before: &[Avoided], after: Duration| match decided(
+            after.as_secs(),
+            Some(after),
+            before,
+            Some(FREE),
+        ) {
             UnplacedStep::GiveUp(all) => all.iter().map(|it| (it.since, it.until)).collect::<Vec<_>>(),
             other => panic!("{other:?}"),
         };

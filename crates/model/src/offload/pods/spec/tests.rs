@@ -194,7 +194,11 @@ fn fields_with_another_meaning_there_are_reported() {
             .collect::<Vec<_>>()
     };
     let required = json!({"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "zone"}]});
-    let preferred = json!({"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1}]});
+    let preferred = |namespaces: Value| {
+        json!({"preferredDuringSchedulingIgnoredDuringExecution": [
+            {"weight": 1, "podAffinityTerm": {"topologyKey": "zone", "namespaces": namespaces}},
+        ]})
+    };
     let mut of_default = usual();
     of_default["serviceAccountName"] = "default".into();
     let mut without_token = usual();
@@ -204,8 +208,12 @@ fn fields_with_another_meaning_there_are_reported() {
         (of_default, vec![]),
         (without_token, vec![]),
         (
-            json!({"affinity": {"podAntiAffinity": preferred}, "dnsPolicy": "Default"}),
+            json!({"affinity": {"podAntiAffinity": preferred(json!([]))}, "dnsPolicy": "Default"}),
             vec![],
+        ),
+        (
+            json!({"affinity": {"podAntiAffinity": preferred(json!(["data"]))}}),
+            vec!["PodAffinityIgnored"],
         ),
         (
             json!({"affinity": {"podAntiAffinity": required}}),
@@ -214,6 +222,14 @@ fn fields_with_another_meaning_there_are_reported() {
         (
             json!({"affinity": {"podAffinity": required, "podAntiAffinity": required}}),
             vec!["PodAffinityIgnored"],
+        ),
+        (
+            json!({"setHostnameAsFQDN": true, "subdomain": "s".repeat(38)}),
+            vec!["HostnameTooLong"],
+        ),
+        (
+            json!({"setHostnameAsFQDN": true, "subdomain": "s".repeat(37)}),
+            vec![],
         ),
         (
             json!({"dnsPolicy": "None", "dnsConfig": {"nameservers": ["10.0.0.53"]}}),
@@ -376,6 +392,53 @@ fn requirements_on_the_architecture_are_carried() {
 }
 
 #[test]
+fn affinity_to_other_pods_is_a_preference_there() {
+    let term = |key: &str, more: Value| {
+        let mut term = json!({"topologyKey": key, "labelSelector": {"matchLabels": {"app": "web"}}});
+        term.as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
+        term
+    };
+    let weighted = |weight: i64, term: Value| json!({"weight": weight, "podAffinityTerm": term});
+    let one = json!({"key": "app", "operator": "In", "values": ["web"]});
+    let left_out = json!({"key": "liqo.io/shadowPod", "operator": "In", "values": ["true"]});
+    // As the API server at home has merged the keys.
+    let merged = json!({
+        "topologyKey": "rack", "labelSelector": {"matchExpressions": [one, left_out]},
+        "matchLabelKeys": ["app", "liqo.io/shadowPod"], "mismatchLabelKeys": ["absent"],
+    });
+    let of_all = json!({
+        "preferredDuringSchedulingIgnoredDuringExecution": [
+            weighted(7, term("zone", json!({}))),
+            weighted(8, term("zone", json!({"namespaces": ["data"]}))),
+            weighted(9, merged),
+        ],
+        "requiredDuringSchedulingIgnoredDuringExecution": [
+            term("zone", json!({"namespaceSelector": {}})),
+            term("kubernetes.io/hostname", json!({"namespaces": []})),
+        ],
+    });
+    let of_others = json!({"requiredDuringSchedulingIgnoredDuringExecution": [
+        term("zone", json!({"namespaceSelector": {"matchLabels": {"a": "b"}}})),
+    ]});
+    let affinity = json!({"podAntiAffinity": of_all, "podAffinity": of_others});
+    let made = made(&json!({"containers": [], "affinity": affinity}));
+    let affinity = &made["spec"]["affinity"];
+    let selected = json!({"topologyKey": "rack", "labelSelector": {"matchExpressions": [one]}});
+    assert_eq!(
+        affinity["podAntiAffinity"],
+        json!({"preferredDuringSchedulingIgnoredDuringExecution": [
+            weighted(7, term("zone", json!({}))),
+            weighted(9, selected),
+            weighted(100, term("kubernetes.io/hostname", json!({"namespaces": []}))),
+        ]})
+    );
+    assert_eq!(affinity["podAffinity"], Value::Null);
+    assert!(affinity["nodeAffinity"].is_object());
+}
+
+#[test]
 fn all_references_to_configmaps_and_secrets_are_found() {
     let home = pod(&json!({
         "initContainers": [{"name": "i", "envFrom": [
@@ -489,6 +552,30 @@ fn topology_spread_constraints_are_merged_to_valid_ones() {
     );
 }
 
+/// A selector with such a label would match no remote pod.
+#[test]
+fn topology_spread_constraints_have_no_labels_that_stay_at_home() {
+    let one = |key: &str, value: &str| json!({"key": key, "operator": "In", "values": [value]});
+    let settings = RemoteSettings {
+        skip_labels: vec!["team".to_owned()],
+        ..RemoteSettings::default()
+    };
+    for merged in [json!([]), json!([one("app", "web"), one("team", "a")])] {
+        let mut home = pod(&json!({"containers": [], "topologySpreadConstraints": [{
+            "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway", "maxSkew": 1,
+            "labelSelector": {"matchExpressions": merged}, "matchLabelKeys": ["app", "team"],
+        }]}));
+        home["metadata"]["labels"]["team"] = "a".into();
+        let remote = remote_pod(&home, &RemoteMarks::default(), &settings).unwrap();
+        let constraint = &remote["spec"]["topologySpreadConstraints"][0];
+        assert_eq!(
+            constraint["labelSelector"]["matchExpressions"],
+            json!([one("app", "web")]),
+            "{merged}"
+        );
+    }
+}
+
 #[test]
 fn safe_to_evict_is_set_on_pods_that_an_autoscaler_may_evict_at_home() {
     let annotation = |change: &dyn Fn(&mut Value)| {
@@ -529,6 +616,8 @@ fn skipped_labels_and_annotations_are_not_carried() {
         home["metadata"]["labels"][key] = "a".into();
     }
     home["metadata"]["annotations"]["external-dns/host"] = "a.test".into();
+    // API servers overwrite the label only.
+    home["metadata"]["annotations"]["topology.kubernetes.io/zone"] = "a".into();
     let settings = RemoteSettings {
         skip_labels: vec!["corp/*".to_owned(), "ap".to_owned()],
         skip_annotations: vec!["external-dns/host".to_owned()],
@@ -540,7 +629,10 @@ fn skipped_labels_and_annotations_are_not_carried() {
         json!({"app": "web", "topology.kubernetes.io/rack": "a"})
     );
     let annotations = remote["metadata"]["annotations"].as_object().unwrap();
-    assert_eq!(annotations.keys().collect::<Vec<_>>(), [RECORD, "note"]);
+    assert_eq!(
+        annotations.keys().collect::<Vec<_>>(),
+        [RECORD, "note", "topology.kubernetes.io/zone"]
+    );
     let env = &remote["spec"]["containers"][0]["env"];
     // The directory has the same name there, also by a label that is not.
     assert_eq!(env[0], json!({"name": "TEAM", "value": "a"}));
@@ -576,6 +668,8 @@ fn variables_in_subpaths_get_their_home_values() {
             from("NODE", "spec.nodeName"),
             from("APP", "metadata.labels['app']"),
             from("SOURCE", "metadata.annotations['kubernetes.io/config.source']"),
+            from("ZONE", "metadata.annotations['topology.kubernetes.io/zone']"),
+            from("OWN_ZONE", "metadata.labels['topology.kubernetes.io/zone']"),
             {"name": "BOTH", "value": "$(APP)-$(NAMESPACE)-$$(NODE)"},
             from("ELSEWHERE", "metadata.namespace"),
             from("IP", "status.podIP"),
@@ -584,9 +678,13 @@ fn variables_in_subpaths_get_their_home_values() {
             {"name": "data", "mountPath": "/c", "subPathExpr": "$(SOURCE)"},
             {"name": "data", "mountPath": "/a", "subPathExpr": "x/$(BOTH)"},
             {"name": "data", "mountPath": "/b", "subPathExpr": "$(IP)"},
+            {"name": "data", "mountPath": "/d", "subPathExpr": "$(ZONE)/$(OWN_ZONE)"},
         ],
     }]});
     let mut home = pod(&spec);
+    for pairs in ["annotations", "labels"] {
+        home["metadata"][pairs]["topology.kubernetes.io/zone"] = "a".into();
+    }
     home["metadata"]["namespace"] = "shop".into();
     let remote = remote_pod(&home, &RemoteMarks::default(), &RemoteSettings::default()).unwrap();
     assert_eq!(
@@ -596,6 +694,8 @@ fn variables_in_subpaths_get_their_home_values() {
             from("NODE", "spec.nodeName"),
             from("APP", "metadata.labels['app']"),
             {"name": "SOURCE", "value": "api"},
+            from("ZONE", "metadata.annotations['topology.kubernetes.io/zone']"),
+            {"name": "OWN_ZONE", "value": "a"},
             {"name": "BOTH", "value": "$(APP)-$(NAMESPACE)-$$(NODE)"},
             from("ELSEWHERE", "metadata.namespace"),
             from("IP", "status.podIP"),
