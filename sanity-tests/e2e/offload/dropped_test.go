@@ -71,16 +71,20 @@ func (n tenant) createWithoutDropped(remote *user.Namespace, pod *unstructured.U
 			found.compare(n.t, n.pod(next.GetName()), n.remoteSpec(remote, next.GetName(), 0))
 			return
 		}
-		before := len(leaves(pod.Object["spec"], "", "", found.fields))
-		for _, one := range leaves(pod.Object["spec"], "", "", found.fields) {
-			if rest, is := strings.CutPrefix("spec"+one.at, field); is && (rest == "" || strings.ContainsAny(rest[:1], ".[")) {
+		before := leaves(pod.Object["spec"], "", "", found.fields)
+		remove(pod.Object["spec"], "", byIdentity(pod.Object["spec"], strings.TrimPrefix(field, "spec")))
+		after := leaves(pod.Object["spec"], "", "", found.fields)
+		for _, one := range before {
+			if !slices.Contains(after, one) {
 				dropped[one.field] = true
-				remove(pod.Object["spec"], "", one.at)
 			}
 		}
-		if len(leaves(pod.Object["spec"], "", "", found.fields)) == before {
-			n.t.Errorf("%s: the refusal names %s, which is not in the pod", pod.GetName(), field)
-			return
+		if len(after) == len(before) {
+			// The keys of a map are no leaves.
+			if text := fmt.Sprint(pod.Object["spec"]); text == fmt.Sprint(next.Object["spec"]) {
+				n.t.Errorf("%s: the refusal names %s, which is not in the pod", pod.GetName(), field)
+				return
+			}
 		}
 	}
 	n.t.Errorf("%s is still refused", pod.GetName())
@@ -110,4 +114,24 @@ func (n tenant) waitAcceptedOrRefused(remote *user.Namespace, name string) (fiel
 		return "", nil
 	})
 	return field
+}
+
+// byIdentity returns the path of a field with identities for the numbers that API servers write.
+func byIdentity(spec any, path string) (at string) {
+	for _, part := range regexp.MustCompile(`\.[A-Za-z]+|\[[^\]]*\]`).FindAllString(path, -1) {
+		switch value := spec.(type) {
+		case map[string]any:
+			spec = value[strings.TrimPrefix(part, ".")]
+		case []any:
+			inside := strings.Trim(part, "[]")
+			for i, one := range value {
+				if inside == fmt.Sprint(i) || inside == identity(one, i) {
+					part, spec = "["+identity(one, i)+"]", one
+					break
+				}
+			}
+		}
+		at += part
+	}
+	return at
 }

@@ -50,7 +50,13 @@ func TestWebhooksChangeObjectsOfTheFabric(t *testing.T) {
 	if err := shared.access.Upgrade(t.Context(), chart.Values{"namespaceLabels": []string{projectLabel}}); err != nil {
 		t.Fatal(err)
 	}
-	n.offload("--namespace-mapping-strategy", "EnforceSameName")
+	// The API server there applies the changed policy some time later.
+	n.Eventually("the listed label to be allowed", func(context.Context) (string, error) {
+		if _, err := n.program("offload", "namespace", n.Name, "--namespace-mapping-strategy", "EnforceSameName", "--timeout", "10s"); err != nil {
+			return err.Error(), nil
+		}
+		return "", nil
+	})
 	remote := user.ExistingNamespace(t, there, n.Name)
 	if labels := n.remote(n.Name).Labels; labels[projectLabel] != "p-e2e" || labels[podSecurity] != "baseline" {
 		t.Errorf("it has the labels %v", labels)
