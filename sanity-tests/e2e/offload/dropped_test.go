@@ -71,21 +71,20 @@ func (n tenant) createWithoutDropped(remote *user.Namespace, pod *unstructured.U
 			found.compare(n.t, n.pod(next.GetName()), n.remoteSpec(remote, next.GetName(), 0))
 			return
 		}
-		before := leaves(pod.Object["spec"], "", "", found.fields)
-		remove(pod.Object["spec"], "", byIdentity(pod.Object["spec"], strings.TrimPrefix(field, "spec")))
-		after := leaves(pod.Object["spec"], "", "", found.fields)
-		for _, one := range before {
-			if !slices.Contains(after, one) {
-				dropped[one.field] = true
+		place := byIdentity(pod.Object["spec"], strings.TrimPrefix(field, "spec"))
+		without := pod.DeepCopy()
+		remove(without.Object["spec"], "", place)
+		left, isIn := leaves(without.Object["spec"], "", "", found.fields), false
+		for _, one := range leaves(pod.Object["spec"], "", "", found.fields) {
+			if !slices.Contains(left, one) {
+				dropped[one.field], isIn = true, true
 			}
 		}
-		if len(after) == len(before) {
-			// The keys of a map are no leaves.
-			if text := fmt.Sprint(pod.Object["spec"]); text == fmt.Sprint(next.Object["spec"]) {
-				n.t.Errorf("%s: the refusal names %s, which is not in the pod", pod.GetName(), field)
-				return
-			}
+		if !isIn {
+			n.t.Errorf("%s: the refusal names %s, which is not in the pod", pod.GetName(), field)
+			return
 		}
+		pod = without
 	}
 	n.t.Errorf("%s is still refused", pod.GetName())
 }
