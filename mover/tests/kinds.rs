@@ -146,6 +146,23 @@ fn every_kind_of_file_is_copied_and_an_unchanged_tree_transfers_nothing() {
     );
 }
 
+/// As if it was killed when it had deleted the directory of its journal.
+#[test]
+fn a_target_that_was_killed_while_it_finished_can_finish_again() {
+    let pair = Pair::new();
+    fill(&pair.source);
+    pair.last_pass();
+    let journal = pair.target.join(format!(".liqo-move-{}", common::UID));
+    let last = pair.target.join(format!(".liqo-move-{}.entries", common::UID));
+    fs::rename(journal.join("entries"), &last).unwrap();
+    fs::remove_dir_all(&journal).unwrap();
+    for _ in 0..2 {
+        pair.open().finish().unwrap();
+        assert!(!last.exists());
+        pair.assert_equal();
+    }
+}
+
 /// A write that began a while ago may still be in progress.
 #[test]
 fn recently_changed_files_are_read_again_but_not_sent_again() {
