@@ -372,6 +372,35 @@ fn holes_stay(pair: &Pair) {
     assert!(blocks(&pair.target) <= blocks(&pair.source) + 64);
 }
 
+/// The block of its attributes makes up for the hole.
+#[test]
+fn a_hole_stays_one_in_a_file_with_as_many_blocks_as_bytes() {
+    if !is_root() {
+        return;
+    }
+    let ext4 = ["mkfs.ext4", "-q", "-b", "4096"];
+    let (from, to) = (Image::new(&ext4, 64), Image::new(&ext4, 64));
+    let pair = Pair {
+        source: from.at.clone(),
+        target: to.at.clone(),
+        ..Pair::new()
+    };
+    let file = fs::File::create(pair.source.join("file")).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, &[7; 4096], 4096).unwrap();
+    setxattr(
+        pair.source.join("file"),
+        "user.large",
+        &[7; 3000],
+        XattrFlags::empty(),
+    )
+    .unwrap();
+    file.sync_all().unwrap();
+    let blocks = |root: &Path| fs::metadata(root.join("file")).unwrap().blocks() * 512;
+    assert_eq!(blocks(&pair.source), 8192);
+    pair.last_pass();
+    assert_eq!(blocks(&pair.target), 8192);
+}
+
 /// They are sent in messages of limited size.
 #[test]
 fn many_extended_attributes_of_several_inodes_in_one_directory_are_kept() {
