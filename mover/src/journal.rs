@@ -16,6 +16,8 @@
 //! links/       a hard link to each inode with several names, by the source's number
 //! ```
 //!
+//! While the journal is removed, `entries` is moved next to the directory, with `.entries` after its name.
+//!
 //! A block is its length (u32), the first 8 bytes of its hash, and protobuf. A process may be killed at any
 //! moment, and a machine may lose its power: a block that is incomplete is the end of its file.
 
@@ -175,19 +177,44 @@ impl Journal {
     }
 
     pub(crate) fn exists(&self) -> bool {
-        self.folder.exists()
+        self.folder.exists() || self.last_entries().exists()
     }
 
-    /// Deletes it. What may take long goes first: if the process is killed meanwhile, `entries` still has the
-    /// attributes of the root.
+    /// Deletes it. What may take long goes first. The attributes of the root are in a single file in the end: if the
+    /// process is killed before that is deleted, [`Self::root`] still returns them.
     pub(crate) fn remove(&self) -> io::Result<()> {
+        let unless_missing = |done: io::Result<()>| match done {
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        };
         for part in ["chunks", "links"] {
-            match fs::remove_dir_all(self.file(part)) {
-                Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-                _ => {}
-            }
+            unless_missing(fs::remove_dir_all(self.file(part)))?;
         }
-        fs::remove_dir_all(&self.folder)
+        unless_missing(fs::rename(self.file("entries"), self.last_entries()))?;
+        unless_missing(fs::remove_dir_all(&self.folder))?;
+        unless_missing(fs::remove_file(self.last_entries()))
+    }
+
+    /// Where `entries` is while the journal is being removed.
+    fn last_entries(&self) -> PathBuf {
+        let mut name = self.folder.clone().into_os_string();
+        name.push(".entries");
+        name.into()
+    }
+
+    /// The root as the last completed pass has recorded it, also while the journal is being removed.
+    pub(crate) fn root(&self) -> io::Result<Option<Inode>> {
+        let read = match self.read()? {
+            None => self.read_at(&self.last_entries())?,
+            read => read,
+        };
+        let Some((_, mut lines)) = read else {
+            return Ok(None);
+        };
+        Ok(match lines.next()? {
+            Some(Line::Directory { own, .. }) => Some(own),
+            _ => None,
+        })
     }
 
     pub(crate) fn file(&self, name: &str) -> PathBuf {
@@ -200,7 +227,11 @@ impl Journal {
     }
 
     fn read_file(&self, name: &str) -> io::Result<Option<(Header, Lines)>> {
-        let file = match File::open(self.file(name)) {
+        self.read_at(&self.file(name))
+    }
+
+    fn read_at(&self, path: &Path) -> io::Result<Option<(Header, Lines)>> {
+        let file = match File::open(path) {
             Ok(file) => file,
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error),

@@ -34,6 +34,11 @@ use crate::{
     wire::FrameKind,
 };
 
+/// Holes of files of at most this size are not looked for if as much is allocated.
+const SMALL: u64 = 4 << 10;
+/// How much the attributes and the list of the extents of a file may take in its file system.
+const HIDDEN: u64 = 64 << 10;
+
 /// A request of the target.
 #[derive(Debug)]
 pub(crate) struct Fetch {
@@ -196,11 +201,9 @@ fn send_range(
             if file_type(&status) != FileType::RegularFile {
                 return Err(RangeError::Gone);
             }
-            (
-                &opened,
-                stamp_of(&status),
-                status.stx_blocks.saturating_mul(512) < status.stx_size,
-            )
+            let allocated = status.stx_blocks.saturating_mul(512);
+            let sparse = has_holes(&opened, status.stx_size, allocated)?;
+            (&opened, stamp_of(&status), sparse)
         }
     };
     let mut hashes = Vec::with_capacity(fetch.claims.len());
@@ -343,6 +346,38 @@ fn whole(length: u32) -> Vec<Range> {
     vec![Range { offset: 0, length }]
 }
 
+/// Whether a file has holes. The blocks of its attributes and of the list of its extents are allocated, too, so that a file
+/// may have holes although its size is allocated. If more than they may take is without data there, that is space which
+/// was reserved and not written: it is copied as data, so that it stays reserved.
+fn has_holes(file: &File, size: u64, allocated: u64) -> Result<bool, Errno> {
+    if allocated < size {
+        return Ok(true);
+    }
+    // One call for most files, and none for small ones and those with more space than this explains.
+    if size <= SMALL || allocated > size + HIDDEN {
+        return Ok(false);
+    }
+    let (mut empty, mut at) = (0, 0);
+    while empty <= HIDDEN {
+        let hole = match rustix::fs::seek(file, SeekFrom::Hole(at)) {
+            Ok(hole) if hole < size => hole,
+            // Also if the file system does not report holes, or if the file was shortened.
+            Ok(_) | Err(Errno::INVAL | Errno::OPNOTSUPP | Errno::NXIO) => return Ok(empty > 0),
+            Err(errno) => return Err(errno),
+        };
+        at = match rustix::fs::seek(file, SeekFrom::Data(hole)) {
+            Ok(data) => data.min(size),
+            Err(Errno::NXIO) => size,
+            Err(errno) => return Err(errno),
+        };
+        empty += at - hole;
+        if at == size {
+            return Ok((1..=HIDDEN).contains(&empty));
+        }
+    }
+    Ok(false)
+}
+
 /// The data in this part of the file. Blocks of less than 4 KiB may have more parts than are allowed: the last
 /// ones are one part, including the holes between them.
 fn data_in(file: &File, offset: u64, length: u32) -> Result<Vec<Range>, Errno> {
@@ -448,6 +483,24 @@ mod tests {
 
     const PING_FRAME: u8 = FrameKind::Ping as u8;
     const BATCH_FRAME: u8 = FrameKind::Batch as u8;
+
+    #[test]
+    fn holes_are_found_in_a_file_whose_size_is_allocated() {
+        let file = tempfile::tempfile().unwrap();
+        let data = |at: u64| file.write_all_at(&[7; 4096], at).unwrap();
+        data(4096);
+        let holes = |allocated| has_holes(&file, file.metadata().unwrap().len(), allocated).unwrap();
+        assert!(holes(4096) && holes(8192) && holes(8192 + HIDDEN));
+        assert!(!holes(8192 + HIDDEN + 1), "so much has another reason");
+        data(0);
+        assert!(!holes(8192));
+        file.set_len(8192 + HIDDEN).unwrap();
+        assert!(holes(8192 + HIDDEN));
+        file.set_len(8192 + 2 * HIDDEN).unwrap();
+        assert!(!holes(8192 + 2 * HIDDEN), "it may be reserved space");
+        file.set_len(4096).unwrap();
+        assert!(!holes(4096));
+    }
 
     #[test]
     fn a_lane_sends_pings_while_nothing_differs() {

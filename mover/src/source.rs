@@ -197,6 +197,7 @@ impl Source {
                     up: &up,
                     kept,
                     only_data,
+                    may_lose_projects: false,
                     vanished: 0,
                 }
                 .pass(
@@ -261,6 +262,8 @@ struct TreePass<'a> {
     kept: IFlags,
     /// Whether the sizes of files are listed without their holes.
     only_data: bool,
+    /// Whether inodes may have project ids that differ from that of the volume.
+    may_lose_projects: bool,
     vanished: u64,
 }
 
@@ -274,6 +277,7 @@ impl TreePass<'_> {
             lost_flags(self.tree.root()).map_err(Error::tree("reading attributes of", &TreePath::root()))?;
         // The project is that of the whole volume, which its provisioner sets. The target's root gets `NOCOW`, too.
         self.kept |= flags & (IFlags::PROJECT_INHERIT | IFlags::NOCOW);
+        self.may_lose_projects = loses_projects(flags, || self.tree.has_projects());
         let used = self.tree.used().unwrap_or_default();
         // For others, such as a share of a server, the numbers may not be those of the tree.
         let is_own = stamps_count && self.tree.is_whole();
@@ -334,6 +338,9 @@ impl TreePass<'_> {
         listed.own.attributes.xattrs = xattrs;
         let mut losses = Losses::default();
         lost.for_each(|kind| losses.note(kind, 1, &path));
+        if path.is_root() && self.may_lose_projects {
+            losses.note(LossKind::Flags, 1, &path);
+        }
         let own = (&listed.own).into();
         let mut part = Listing {
             path: path.as_bytes().to_vec(),
@@ -407,6 +414,12 @@ impl TreePass<'_> {
             Err(error) => Err(error.at(&path.child(name)?)),
         }
     }
+}
+
+/// Whether project ids would be lost without the flag that shows them: a root that hands its project down is that of a
+/// volume with one quota.
+fn loses_projects(root: IFlags, has_projects: impl FnOnce() -> bool) -> bool {
+    !root.contains(IFlags::PROJECT_INHERIT) && has_projects()
 }
 
 fn details(
@@ -571,6 +584,17 @@ mod tests {
 
     use super::*;
     use crate::{path::Name, tree::inode_of};
+
+    #[test]
+    fn project_ids_are_lost_unless_the_root_hands_its_own_down() {
+        for (root, has_projects, lost) in [
+            (IFlags::empty(), true, true),
+            (IFlags::empty(), false, false),
+            (IFlags::PROJECT_INHERIT, true, false),
+        ] {
+            assert_eq!(loses_projects(root, || has_projects), lost);
+        }
+    }
 
     #[test]
     fn attributes_of_an_inode_that_replaced_another_are_not_used() {

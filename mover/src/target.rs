@@ -149,8 +149,8 @@ impl Target {
         Session { target: self, link }
     }
 
-    /// Deletes the journal; the volume is then equal to the source. After this, a move of the same uid would
-    /// hash everything again, and nothing is left to finish.
+    /// Deletes the journal; the volume is then equal to the source. It may be killed, and called again. After this, a
+    /// move of the same uid would hash everything again, and nothing is left to finish.
     pub fn finish(self) -> Result<(), Error> {
         if !self.journal.exists() {
             return Ok(());
@@ -160,13 +160,7 @@ impl Target {
                 "the last pass is not complete",
             )));
         }
-        let own = match self.journal.read().map_err(Error::Journal)? {
-            Some((_, mut lines)) => match lines.next().map_err(Error::Journal)? {
-                Some(Line::Directory { own, .. }) => Some(own),
-                _ => None,
-            },
-            None => None,
-        };
+        let own = self.journal.root().map_err(Error::Journal)?;
         self.journal.remove().map_err(Error::Journal)?;
         let root = TreePath::root();
         if let Some(own) = own {

@@ -170,23 +170,38 @@ impl Tree {
     /// Whether the file system holds nothing but this tree: its root is mounted here. False if that is
     /// unknown.
     pub(crate) fn is_whole(&self) -> bool {
-        let found = rustix::fs::statx(&self.0, c"", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID);
-        let Some(found) = found
-            .ok()
-            .filter(|found| found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
-        else {
+        let Some((found, mount)) = self.mount() else {
             return false;
         };
-        let id = found.stx_mnt_id.to_string();
-        let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         // The fields of a line: the id of the mount, of its parent, the device, and the mounted directory.
-        let mut its = mounts.lines().filter(|line| line.split(' ').next() == Some(&id));
-        its.next().is_some_and(|line| line.split(' ').nth(3) == Some("/"))
+        found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT) && mount.split(' ').nth(3) == Some("/")
+    }
+
+    /// Whether the file system has quotas for projects, so that inodes may have project ids: no call that is safe in Rust
+    /// reads those.
+    pub(crate) fn has_projects(&self) -> bool {
+        self.mount().is_some_and(|(_, mount)| has_project_quota(&mount))
+    }
+
+    /// The status of the root, and the line of its mount in `/proc/self/mountinfo`.
+    fn mount(&self) -> Option<(Statx, String)> {
+        let found = rustix::fs::statx(&self.0, c"", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID).ok()?;
+        let id = found.stx_mnt_id.to_string();
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
+        let its = mounts.lines().find(|line| line.split(' ').next() == Some(&id));
+        its.map(|line| (found, line.to_owned()))
     }
 
     pub(crate) fn root(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
+}
+
+/// Whether this line of `mountinfo` is of a file system with quotas for projects. The options of the file system are its
+/// last field; XFS names those that are only counted `pqnoenforce`.
+fn has_project_quota(mount: &str) -> bool {
+    let mut options = mount.rsplit(' ').next().unwrap_or_default().split(',');
+    options.any(|option| matches!(option, "prjquota" | "pquota" | "pqnoenforce"))
 }
 
 fn open_inside(directory: BorrowedFd<'_>, path: &[u8], flags: OFlags, mode: Mode) -> Result<OwnedFd> {
@@ -664,6 +679,21 @@ mod tests {
             (LEASE..LEASE + LONGEST_PAUSE).contains(&waited) && pauses.len() < 30,
             "{pauses:?}"
         );
+    }
+
+    #[test]
+    fn quotas_for_projects_are_found_in_the_options_of_the_file_system() {
+        let line = |own: &str, of_all: &str| {
+            format!("36 35 98:0 / /prjquota {own} shared:1 - xfs /dev/pquota {of_all}")
+        };
+        for (found, mount) in [
+            (true, line("rw,noatime", "rw,attr2,prjquota")),
+            (true, line("rw", "rw,usrquota,pqnoenforce,inode64")),
+            (false, line("rw,prjquota", "rw,usrquota,noquota")),
+            (false, String::new()),
+        ] {
+            assert_eq!(has_project_quota(&mount), found, "{mount}");
+        }
     }
 
     #[test]

@@ -146,6 +146,23 @@ fn every_kind_of_file_is_copied_and_an_unchanged_tree_transfers_nothing() {
     );
 }
 
+/// As if it was killed when it had deleted the directory of its journal.
+#[test]
+fn a_target_that_was_killed_while_it_finished_can_finish_again() {
+    let pair = Pair::new();
+    fill(&pair.source);
+    pair.last_pass();
+    let journal = pair.target.join(format!(".liqo-move-{}", common::UID));
+    let last = pair.target.join(format!(".liqo-move-{}.entries", common::UID));
+    fs::rename(journal.join("entries"), &last).unwrap();
+    fs::remove_dir_all(&journal).unwrap();
+    for _ in 0..2 {
+        pair.open().finish().unwrap();
+        assert!(!last.exists());
+        pair.assert_equal();
+    }
+}
+
 /// A write that began a while ago may still be in progress.
 #[test]
 fn recently_changed_files_are_read_again_but_not_sent_again() {
@@ -353,6 +370,35 @@ fn holes_stay(pair: &Pair) {
     pair.last_pass();
     let blocks = |root: &Path| fs::metadata(root.join("comb")).unwrap().blocks();
     assert!(blocks(&pair.target) <= blocks(&pair.source) + 64);
+}
+
+/// The block of its attributes makes up for the hole.
+#[test]
+fn a_hole_stays_one_in_a_file_with_as_many_blocks_as_bytes() {
+    if !is_root() {
+        return;
+    }
+    let ext4 = ["mkfs.ext4", "-q", "-b", "4096"];
+    let (from, to) = (Image::new(&ext4, 64), Image::new(&ext4, 64));
+    let pair = Pair {
+        source: from.at.clone(),
+        target: to.at.clone(),
+        ..Pair::new()
+    };
+    let file = fs::File::create(pair.source.join("file")).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, &[7; 4096], 4096).unwrap();
+    setxattr(
+        pair.source.join("file"),
+        "user.large",
+        &[7; 3000],
+        XattrFlags::empty(),
+    )
+    .unwrap();
+    file.sync_all().unwrap();
+    let blocks = |root: &Path| fs::metadata(root.join("file")).unwrap().blocks() * 512;
+    assert_eq!(blocks(&pair.source), 8192);
+    pair.last_pass();
+    assert_eq!(blocks(&pair.target), 8192);
 }
 
 /// They are sent in messages of limited size.

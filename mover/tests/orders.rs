@@ -311,3 +311,24 @@ fn a_target_stops_waiting_for_the_source_when_its_client_disconnects() {
     });
     assert!(matches!(answer, Answer::Failed { .. }), "{answer:?}");
 }
+
+#[test]
+fn a_client_that_sends_no_order_does_not_block_the_others() {
+    let pair = Pair::new();
+    let programs = Programs::start(&pair, &pair.source, &pair.target, &[]);
+    let mut silent: Vec<TcpStream> = (0..3).map(|_| patiently(programs.control)).collect();
+    // The beginning of an order.
+    silent[2].write_all(b"{").unwrap();
+    let mut other = programs.controller();
+    let patience = Some(Duration::from_secs(20));
+    other.0.get_mut().set_read_timeout(patience).unwrap();
+    for _ in 0..2 {
+        let answer = other.line("{}");
+        assert!(matches!(answer, Answer::Failed { .. }), "{answer:?}");
+        other = programs.controller();
+    }
+    // While no other client has connected, one may wait before it sends an order.
+    thread::sleep(Duration::from_secs(3));
+    let answer = other.line("{}");
+    assert!(matches!(answer, Answer::Failed { .. }), "{answer:?}");
+}

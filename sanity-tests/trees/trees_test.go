@@ -1,6 +1,7 @@
 package trees
 
 import (
+	"cmp"
 	"maps"
 	"os"
 	"os/exec"
@@ -91,6 +92,16 @@ func TestEveryDifferenceIsFound(t *testing.T) {
 		{"files/only a hole", "holes", func() error {
 			return keepingTime("files/only a hole", func(path string) error {
 				return os.WriteFile(path, make([]byte, 3*mebibyte+5), 0)
+			})
+		}},
+		{"files/hole and attributes", "holes", func() error {
+			return keepingTime("files/hole and attributes", func(path string) error {
+				file, err := os.OpenFile(path, os.O_WRONLY, 0)
+				if err != nil {
+					return err
+				}
+				_, err = file.WriteAt(make([]byte, 4096), 0)
+				return cmp.Or(err, file.Close())
 			})
 		}},
 		{"attributes/file, empty", "attribute user.empty", func() error { return unix.Lremovexattr(at("attributes/file, empty"), "user.empty") }},

@@ -36,6 +36,7 @@ use std::{
 use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::ResourceExt;
 
+pub(super) use self::names::is_mover;
 pub use self::orders::{CopyProgress, RunningPass};
 pub use self::target::target_class;
 pub(super) use self::volume::{claim_there, is_claim_there, name_of_claim_there, node_affinity};
@@ -47,7 +48,7 @@ use crate::{
     offload::nanos,
     placement::{
         ClassError,
-        moving::{ClaimStep, Helpers, Live, Side, Stage},
+        moving::{ClaimStep, Helpers, Live, Pass, Side, Stage},
     },
     twin::{NoAttributes, Policy},
     volume::{AccessMode, SpecError, VolumeName, moving::is_gated},
@@ -285,7 +286,13 @@ impl MoveHelpers for ClusterHelpers {
             }
             ClaimStep::MakeHelpers(side) => Box::pin(self.make(moved, of, *side)).await,
             ClaimStep::RemoveHelpers(side) => Box::pin(self.remove(moved, *side)).await,
-            ClaimStep::StartPass(pass) => self.orders.start(moved, of, *pass, &self.settings),
+            ClaimStep::StartPass(pass) => {
+                if let Pass::Final(_) | Pass::Verify(_) = pass {
+                    let others = moved.users_of_target().await?;
+                    self.orders.record_users(moved, &others);
+                }
+                self.orders.start(moved, of, *pass, &self.settings)
+            }
             _ => Ok(Applied::NotHandled),
         }
     }

@@ -1,9 +1,9 @@
 //! The port on which a target takes orders: one connection at a time, one order after the other. If the
 //! client disconnects, the order still completes and its answer is dropped; but then the program does not
-//! wait for a source any more.
+//! wait for a source any more. A client that sends no order is disconnected when another one connects.
 
 use std::{
-    io::{self, BufRead, BufReader, Read, Write},
+    io::{self, BufRead, BufReader, ErrorKind, Read, Write},
     net::{TcpListener, TcpStream},
     sync::{
         Mutex, MutexGuard, PoisonError,
@@ -27,20 +27,27 @@ use super::{log, receiver::Receiver};
 const EVERY: Duration = Duration::from_secs(1);
 /// How long a client may take to read an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a client may send nothing before the next one is served, if one has connected.
+const TURN: Duration = Duration::from_secs(1);
 
 /// Carries out orders until it is ordered to finish.
 pub(super) fn serve_orders(mut receiver: Receiver<'_>, listener: &TcpListener) -> Result<(), Error> {
+    let mut another = None;
     loop {
-        let (mut connection, _) = listener.accept().map_err(Error::Cut)?;
-        // Without a limit a client that does not read would block the move.
-        if connection.set_write_timeout(Some(PATIENCE)).is_err() {
+        let mut connection = match another.take() {
+            Some(connection) => connection,
+            None => listener.accept().map_err(Error::Cut)?.0,
+        };
+        // Without limits a client that does not read, or sends no order, would block the move.
+        let limited = connection.set_write_timeout(Some(PATIENCE));
+        if limited.and(connection.set_read_timeout(Some(TURN))).is_err() {
             continue;
         }
         let Ok(reading) = connection.try_clone() else {
             continue;
         };
         let mut orders = BufReader::new(reading);
-        loop {
+        while sends(&mut orders, listener, &mut another) {
             match next(&mut orders) {
                 Ok(Some(Ok(Order::Finish))) => {
                     let finished = receiver.finish().map(|()| Answer::Finished);
@@ -61,6 +68,24 @@ pub(super) fn serve_orders(mut receiver: Receiver<'_>, listener: &TcpListener) -
                 // The client has disconnected; others may connect.
                 Ok(None) | Err(_) => break,
             }
+        }
+    }
+}
+
+/// Waits until a client sends something: false if it has disconnected, or if it has sent nothing and `another` one has
+/// connected.
+fn sends(orders: &mut impl BufRead, listener: &TcpListener, another: &mut Option<TcpStream>) -> bool {
+    loop {
+        match orders.fill_buf() {
+            Ok(sent) => return !sent.is_empty(),
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+            Err(_) => return false,
+        }
+        let waiting = listener.set_nonblocking(true).and_then(|()| listener.accept());
+        let restored = listener.set_nonblocking(false);
+        *another = waiting.ok().map(|(connection, _)| connection);
+        if another.is_some() || restored.is_err() {
+            return false;
         }
     }
 }

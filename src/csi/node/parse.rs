@@ -17,7 +17,7 @@ use crate::{
         upkeep::InUse,
         volumes::{Stage, Unstage},
     },
-    volume::{DataPath, DataPathError, VolumeId, VolumeMode},
+    volume::{DataPath, DataPathError, VolumeId, VolumeMode, mark},
     wire::csi::{
         self as wire,
         volume_capability::{AccessType, access_mode::Mode},
@@ -52,6 +52,10 @@ pub(super) fn publish(request: wire::NodePublishVolumeRequest) -> Result<Publish
     let staging = path(&request.staging_target_path, "staging_target_path")?;
     known(&volume_id)?;
     let data_path = data_path(&request.publish_context)?;
+    // A mover requests a read-only volume of files only so that their SELinux labels are not changed, and its container has
+    // a read-only mount. Drivers that mount a device for each pod cannot do that read-only while another pod writes to it.
+    let is_for_labels =
+        access.volume_mode == VolumeMode::Filesystem && request.volume_context.contains_key(mark::MOVER);
     Ok(Publish {
         stage: Stage {
             volume_id,
@@ -60,7 +64,7 @@ pub(super) fn publish(request: wire::NodePublishVolumeRequest) -> Result<Publish
             access,
         },
         target,
-        read_only: request.readonly,
+        read_only: request.readonly && !is_for_labels,
         consumer: Consumer {
             context: ordered(request.volume_context),
             secrets: ordered(request.secrets),
@@ -217,6 +221,15 @@ mod tests {
         assert_eq!(parsed.stage.staging.as_os_str(), "/staging");
         assert_eq!(parsed.stage.access.mode, AccessMode::SingleNodeMultiWriter);
         assert!(parsed.read_only);
+    }
+
+    #[test]
+    fn the_real_driver_mounts_a_file_system_writable_for_a_mover() {
+        let mut of_mover = request(ID);
+        of_mover
+            .volume_context
+            .insert(mark::MOVER.into(), "source:m".into());
+        assert!(!publish(of_mover).unwrap().read_only);
     }
 
     #[test]

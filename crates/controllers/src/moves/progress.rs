@@ -46,11 +46,13 @@ impl Copies {
         {
             status.downtime.get_or_insert_with(Downtime::default).predicted = Some(duration_text(predicted));
         }
-        if !self.movers.is_empty() {
-            let reason = self
-                .movers
-                .iter()
-                .find_map(|(name, on)| reads_all(status, name, on));
+        let used = self.claims.iter().find_map(|(name, progress)| {
+            let why = progress.reads_back_all.as_ref()?;
+            Some(format!("the claim {name}: {why}"))
+        });
+        if !self.movers.is_empty() || used.is_some() {
+            let mut movers = self.movers.iter();
+            let reason = used.or_else(|| movers.find_map(|(name, on)| reads_all(status, name, on)));
             if reason.is_some() || status.downtime.is_some() {
                 let downtime = status.downtime.get_or_insert_with(Downtime::default);
                 downtime.predicted = downtime.predicted.take().filter(|_| reason.is_none());
@@ -346,6 +348,7 @@ mod tests {
             running: Some(running(20, 400)),
             roots: Some(("a".into(), "a".into())),
             route: Some(Route::Direct),
+            reads_back_all: None,
         });
         let claim = &status.claims[0];
         assert_eq!(
@@ -368,6 +371,16 @@ mod tests {
         assert_eq!((claim.passes, status.time_left), (2, None));
         assert_eq!(status.downtime.unwrap().predicted.as_deref(), Some("1m 5s"));
         assert_eq!(status.route, Some(Route::Direct));
+    }
+
+    #[test]
+    fn the_status_says_why_everything_is_read_back() {
+        let status = noted(CopyProgress {
+            reads_back_all: Some("it was used by web".into()),
+            ..CopyProgress::default()
+        });
+        let reason = status.downtime.unwrap().reason.unwrap();
+        assert_eq!(reason, "the claim data: it was used by web");
     }
 
     fn on(node: &str, unfit: Option<&str>) -> Copies {

@@ -14,9 +14,9 @@ use kube::ResourceExt;
 use super::{GateError, MovedVolume, Place};
 use crate::{
     cluster::{ApiError, Cluster, slim::has_ended},
-    movers::name_of_claim_there,
+    movers::{is_mover, name_of_claim_there},
     placement::{
-        moving::{Live, NodeHealth, UserNode, Users},
+        moving::{Live, NodeHealth, Side, UserNode, Users},
         transfer::wanted_replica,
     },
     twin::{
@@ -123,9 +123,8 @@ impl MovedVolume {
         let claims = [site.name().to_owned(), name_of_claim_there(self)];
         let is_user = |pod: &Pod| claims.iter().any(|claim| uses(pod, claim)) && !has_ended(pod);
         let all = cluster.within::<Pod>(site.namespace()).find(is_user).await?;
-        let (movers, users): (Vec<Pod>, Vec<Pod>) = all
-            .into_iter()
-            .partition(|pod| pod.labels().contains_key(mark::MOVE));
+        let (movers, users): (Vec<Pod>, Vec<Pod>) =
+            all.into_iter().partition(|pod| is_mover(self, Side::Source, pod));
         let on = |pods: &[Pod]| pods.iter().filter_map(node_of).collect::<BTreeSet<String>>();
         let (of_movers, of_users) = (on(&movers), on(&users));
         let is_movers = |node: &UserNode| of_movers.contains(&node.name) && !of_users.contains(&node.name);
@@ -137,6 +136,32 @@ impl MovedVolume {
             mover_nodes,
             deletes_claim: None,
         })
+    }
+
+    /// Who else uses the volume at a remote target, and may have written to it: pods with the twin and, with the rights to
+    /// read them, nodes without the mover to which it is attached. At home the driver gives it to no other pod.
+    pub(crate) async fn users_of_target(&self) -> Result<Vec<String>, ApiError> {
+        let site = match &self.target.place {
+            Place::Site(site) if site.remote_cluster().is_some() => site,
+            _ => return Ok(Vec::new()),
+        };
+        let cluster = site.cluster();
+        let all = pods(cluster, site.namespace(), site.name()).await?;
+        let (movers, users): (Vec<Pod>, Vec<Pod>) =
+            all.into_iter().partition(|pod| is_mover(self, Side::Target, pod));
+        let twin = site.twins().get(site.name()).await?;
+        let nodes = match twin.as_ref().and_then(reading::volume_name) {
+            Some(real) => attached(cluster, real).await?,
+            None => Attached::new(),
+        };
+        let of_users = users
+            .iter()
+            .map(|pod| user(pod, Some(cluster.id().as_str())).name);
+        let without_mover = nodes
+            .into_keys()
+            .filter(|node| movers.iter().all(|pod| node_of(pod).as_ref() != Some(node)));
+        let of_nodes = without_mover.map(|node| format!("the node {node}"));
+        Ok(of_users.chain(of_nodes).collect())
     }
 
     async fn users_at_home(
@@ -205,16 +230,20 @@ fn deletes(set: &StatefulSet, claim: &str) -> bool {
 }
 
 async fn traces_there(cluster: &Cluster, real: &PersistentVolume) -> Result<Traces, ApiError> {
-    let attached = match Attachments::read(cluster).await {
-        Ok(attachments) => attachments.of(&real.name_any()),
-        Err(error) if error.is_forbidden() => Attached::new(),
-        Err(error) => return Err(error),
-    };
     let csi = real.spec.as_ref().and_then(|spec| spec.csi.as_ref());
     Ok(Traces {
-        attached,
+        attached: attached(cluster, &real.name_any()).await?,
         in_use: csi.map(|csi| in_use_name(&csi.driver, &csi.volume_handle)),
     })
+}
+
+/// The nodes to which a PV is attached in a remote cluster; none without the right to read attachments.
+async fn attached(cluster: &Cluster, volume: &str) -> Result<Attached, ApiError> {
+    match Attachments::read(cluster).await {
+        Ok(attachments) => Ok(attachments.of(volume)),
+        Err(error) if error.is_forbidden() => Ok(Attached::new()),
+        Err(error) => Err(error),
+    }
 }
 
 /// How the kubelet names a CSI volume.

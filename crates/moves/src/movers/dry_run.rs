@@ -83,9 +83,11 @@ impl ClusterHelpers {
         };
         let name = Names::of(moved).of_role(Role::Mover(side));
         let no_secret = Secret::default();
-        let Some(wanted) = side_objects.mover(of, Some(EXAMPLE.into()), &no_secret) else {
+        let Some(mut wanted) = side_objects.mover(of, Some(EXAMPLE.into()), &no_secret) else {
             return Ok(Vec::new());
         };
+        // After the drain there are no pods whose level a mover could have.
+        wanted.level = None;
         let pod = wanted.made(&self.settings, &name);
         let secret_owner = PodObject::Pod(&pod).secret_owner();
         let within = side_objects.namespace;

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use k8s_openapi::api::core::v1::Pod;
 use kube::{ResourceExt, api::ObjectMeta};
 
 use super::MovedVolume;
@@ -43,6 +44,13 @@ impl Role {
             Self::Relay => "relay",
         }
     }
+}
+
+/// Whether a pod is the mover of this claim and side. Users can set its labels on their own pods, but only one pod has its
+/// name.
+pub(crate) fn is_mover(moved: &MovedVolume, side: Side, pod: &Pod) -> bool {
+    let names = Names::of(moved);
+    pod.name_any() == names.of_role(Role::Mover(side)) && names.is_ours(pod, side)
 }
 
 /// The names of one claim of a move.

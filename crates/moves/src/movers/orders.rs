@@ -65,6 +65,8 @@ pub struct CopyProgress {
     pub roots: Option<(String, String)>,
     /// The current route of the data, or the last one.
     pub route: Option<Route>,
+    /// Why everything is read back during the cut-over, although the move does not request that.
+    pub reads_back_all: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,6 +83,7 @@ pub struct RunningPass {
 #[derive(Default)]
 pub(super) struct Orders(Mutex<BTreeMap<(MoveUid, VolumeName), ClaimCopy>>);
 
+#[derive(Default)]
 struct ClaimCopy {
     state: Arc<Mutex<State>>,
     /// The task that sends the orders; it ends when this is dropped.
@@ -113,6 +116,8 @@ struct State {
     passes: u32,
     roots: Option<(String, String)>,
     route: Option<Route>,
+    /// Who uses the target besides its mover, if anybody.
+    target_users: Option<String>,
 }
 
 /// The current pass, whose source is connected.
@@ -194,10 +199,7 @@ impl Orders {
     /// The same for a target that takes orders at this end.
     pub(super) fn begin(&self, moved: &MovedVolume, of: &MoveRequest, pass: Pass, end: End) -> Applied {
         let mut all = lock(&self.0);
-        let copy = all.entry(key(moved)).or_insert_with(|| ClaimCopy {
-            state: Arc::default(),
-            sender: None,
-        });
+        let copy = all.entry(key(moved)).or_default();
         let mut state = lock(&copy.state);
         let gate = gate_of(pass);
         if gate < state.highest_gate && gate.is_some() {
@@ -225,6 +227,15 @@ impl Orders {
         };
         copy.sender = Some(AbortOnDropHandle::new(tokio::spawn(sender.send_all(pass))));
         Applied::Done
+    }
+
+    /// Records who else uses the target.
+    pub(super) fn record_users(&self, moved: &MovedVolume, others: &[String]) {
+        if !others.is_empty() {
+            let mut all = lock(&self.0);
+            let copy = all.entry(key(moved)).or_default();
+            lock(&copy.state).target_users = Some(crate::cluster::short(&others.join(", ")));
+        }
     }
 
     /// Stops waiting for the current pass: its source is being deleted, and the next source gets another
@@ -266,6 +277,11 @@ impl Orders {
             running,
             roots: state.roots.clone(),
             route: state.route,
+            reads_back_all: state.target_users.as_ref().map(|users| {
+                format!(
+                    "the new volume was used by {users} before the move was committed: all of it is read back"
+                )
+            }),
         })
     }
 }
@@ -404,7 +420,9 @@ impl OrderSender {
 
     /// Only compares: the gate may have been opened since the order.
     async fn compare(&self, gate: GateNumber) -> Result<(), String> {
-        let verified = self.verify(self.reads_all, self.has_other_pods).await?;
+        // The attributes do not show a change of content that keeps the size and sets the time back.
+        let reads_all = self.reads_all || lock(&self.state).target_users.is_some();
+        let verified = self.verify(reads_all, self.has_other_pods).await?;
         let is_equal = verified.is_equal();
         lock(&self.state).roots = Some((verified.expected, verified.found));
         let roots = if is_equal {
@@ -513,7 +531,7 @@ fn unaccepted(losses: &[Lost], of: &MoveRequest) -> Option<String> {
             "extended attributes",
             "ExtendedAttributes",
         ),
-        LostKind::Flags => (Loss::InodeFlags, "inode flags", "InodeFlags"),
+        LostKind::Flags => (Loss::InodeFlags, "inode flags or project quotas", "InodeFlags"),
     };
     let lost = losses.iter().find(|lost| {
         let (loss, ..) = word(lost.kind);

@@ -11,8 +11,8 @@ use k8s_openapi::{
     api::core::v1::{
         Affinity, Capabilities, Container, EmptyDirVolumeSource, LocalObjectReference, NodeAffinity,
         NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, PersistentVolumeClaimVolumeSource, Pod,
-        PodSecurityContext, PodSpec, PreferredSchedulingTerm, ResourceRequirements, SeccompProfile,
-        SecretVolumeSource, SecurityContext, Toleration, Volume, VolumeDevice, VolumeMount,
+        PodSecurityContext, PodSpec, PreferredSchedulingTerm, ResourceRequirements, SELinuxOptions,
+        SeccompProfile, SecretVolumeSource, SecurityContext, Toleration, Volume, VolumeDevice, VolumeMount,
     },
     apimachinery::pkg::api::resource::Quantity,
 };
@@ -51,6 +51,8 @@ const GRACE: i64 = 1;
 const UNSCHEDULABLE: &str = "node.kubernetes.io/unschedulable";
 /// The user id in the driver's image.
 const NOBODY: i64 = 65532;
+/// A level of `SELinux` with all categories. It may read what pods of any categories have written.
+const ALL_CATEGORIES: &str = "s0:c0.c1023";
 /// Length of the fingerprint of a pod.
 const DIGITS: usize = 16;
 
@@ -87,6 +89,10 @@ pub(super) struct MoverPod<'a> {
     pub(super) is_accounted: bool,
     /// The size in bytes of a volume of mode Block.
     pub(super) device: Option<u64>,
+    /// Whether the driver of the volume cannot mount it read-only while a pod writes to it.
+    pub(super) is_never_read_only: bool,
+    /// The `SELinux` level of the pods that use the volume, if they name one.
+    pub(super) level: Option<&'a str>,
 }
 
 impl MoverPod<'_> {
@@ -123,8 +129,9 @@ impl MoverPod<'_> {
             name: "data".to_owned(),
             persistent_volume_claim: Some(PersistentVolumeClaimVolumeSource {
                 claim_name: self.claim.to_owned(),
-                // A mount has its own read-only flag, a device has only this one.
-                read_only: (reads && self.device.is_some()).then_some(true),
+                // The mount has its own flag, too. Without this one, container runtimes change the SELinux labels of all
+                // files to the categories of the mover, and other pods that use them can no longer open them.
+                read_only: (reads && !self.is_writable()).then_some(true),
             }),
             ..Volume::default()
         };
@@ -142,6 +149,10 @@ impl MoverPod<'_> {
                 run_as_group: user.is_none().then_some(0),
                 run_as_non_root: Some(user.is_some()),
                 seccomp_profile: Some(runtime_default()),
+                se_linux_options: reads.then(|| SELinuxOptions {
+                    level: Some(self.level().to_owned()),
+                    ..SELinuxOptions::default()
+                }),
                 ..PodSecurityContext::default()
             }),
             affinity: on_one_of(&self.nodes).or_else(|| self.before.map(PreviousNode::preferred)),
@@ -154,6 +165,17 @@ impl MoverPod<'_> {
         let names = Names::of(self.moved);
         let fingerprint = self.fingerprint(settings);
         pod(&names, role, self.namespace, fingerprint, spec)
+    }
+
+    /// Whether the volume is mounted writable for a mover that only reads it.
+    fn is_writable(&self) -> bool {
+        self.is_never_read_only && self.device.is_none()
+    }
+
+    /// The `SELinux` level of a source mover. If labels are changed to it, it has to be that of the other pods.
+    fn level(&self) -> &str {
+        let of_users = self.level.filter(|_| self.is_writable());
+        of_users.unwrap_or(ALL_CATEGORIES)
     }
 
     /// A digest of what requires a new pod when it changes. Its nodes are checked on the pod itself.

@@ -13,7 +13,7 @@ use kube::{Resource, ResourceExt};
 
 use super::{
     ClusterHelpers, GateError, HelperSettings, MoveRequest, MovedVolume, certificates,
-    names::{COMPONENT, Names, Role},
+    names::{COMPONENT, Names, Role, is_mover},
     pod::{Dialling, MoverPod},
     shadow::{PodObject, SecretOwner, ShadowPod, shadow_uid},
     volume,
@@ -34,6 +34,11 @@ use crate::{
 const PAUSE_SECONDS: i64 = 10;
 /// Prefix of the finalizers with which csi-attacher keeps a PV until it is detached.
 const ATTACHER: &str = "external-attacher/";
+/// The driver that creates the PV of a claim, as kube-controller-manager writes it.
+const PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
+/// Drivers that mount the device again for each pod, and change the mode of its root then: they fail for a read-only
+/// volume, and in any case while it is mounted writable. At home the node plugin requests a writable one of them.
+const NEVER_READ_ONLY: [&str; 2] = ["topolvm.io", "topolvm.cybozu.com"];
 
 /// One side of a claim's move, and the objects that exist there.
 pub(super) struct MoverSide<'a> {
@@ -62,6 +67,10 @@ pub(super) struct MoverSide<'a> {
     pub(super) before: Option<PreviousNode>,
     /// The size in bytes of a volume of mode Block.
     pub(super) device: Option<u64>,
+    /// Whether the driver of a remote source cannot mount it read-only; it is read while there is no mover.
+    pub(super) is_never_read_only: bool,
+    /// The `SELinux` level of the source's pods, if they name one and the same.
+    pub(super) level: Option<String>,
 }
 
 /// The node where a source was read.
@@ -115,6 +124,8 @@ impl<'a> MoverSide<'a> {
             nodes: Vec::new(),
             before: None,
             device: outer.and_then(volume::device),
+            is_never_read_only: false,
+            level: None,
         };
         match place {
             Place::Unreachable(why) => return Ok(Live::Unknown(why.clone())),
@@ -136,8 +147,11 @@ impl<'a> MoverSide<'a> {
                 return Ok(Live::Unknown(error.to_string()));
             }
         }
-        match side_objects.nodes_of_users(outer).await {
-            Ok(nodes) => side_objects.nodes = nodes,
+        match side_objects.users(outer).await {
+            Ok(users) => {
+                side_objects.nodes = nodes_of(&users);
+                side_objects.level = level_of(&users);
+            }
             Err(error) => return Ok(Live::Unknown(error.to_string())),
         }
         if let (Side::Source, true, Some(node)) = (side, side_objects.nodes.is_empty(), &moved.mover_node) {
@@ -159,11 +173,15 @@ impl<'a> MoverSide<'a> {
         }
         self.movers = cluster.within(self.namespace).list(Some(ours)).await?;
         if self.side == Side::Source {
+            let claims = cluster.within::<PersistentVolumeClaim>(self.namespace);
+            if self.movers.is_empty() && self.shadows.is_empty() {
+                let twin = claims.get(&self.claim_name).await?;
+                let driver = twin.as_ref().and_then(|twin| twin.annotations().get(PROVISIONER));
+                self.is_never_read_only =
+                    driver.is_some_and(|driver| NEVER_READ_ONLY.contains(&driver.as_str()));
+            }
             let name = volume::name_of_claim_there(self.moved);
-            let found = cluster
-                .within::<PersistentVolumeClaim>(self.namespace)
-                .get(&name)
-                .await?;
+            let found = claims.get(&name).await?;
             let is_usable = |claim: &PersistentVolumeClaim| phase(claim) == "Bound" && !is_deleting(claim);
             if found.is_some_and(|claim| volume::is_claim_there(self.moved, &claim) && is_usable(&claim)) {
                 self.claim_name = name;
@@ -205,8 +223,8 @@ impl<'a> MoverSide<'a> {
         Ok(())
     }
 
-    /// Without `ReadWriteMany` and `ReadOnlyMany`, a volume can be read only on the nodes of its pods.
-    async fn nodes_of_users(&self, outer: Option<&PersistentVolume>) -> Result<Vec<String>, ApiError> {
+    /// The pods of the source, if it can be read only on their nodes: without `ReadWriteMany` and `ReadOnlyMany`.
+    async fn users(&self, outer: Option<&PersistentVolume>) -> Result<Vec<Pod>, ApiError> {
         let (Side::Source, Place::Site(site), Some(outer)) = (self.side, &self.moved.source.place, outer)
         else {
             return Ok(Vec::new());
@@ -215,17 +233,14 @@ impl<'a> MoverSide<'a> {
         if modes.contains(&AccessMode::ReadWriteMany) || modes.contains(&AccessMode::ReadOnlyMany) {
             return Ok(Vec::new());
         }
-        let users = if self.is_home {
+        let mut users = if self.is_home {
             let name = &self.moved.claim.name;
             pods(&self.moved.home, &name.namespace, &name.name).await?
         } else {
             pods(site.cluster(), site.namespace(), site.name()).await?
         };
-        let users = users.iter().filter(|pod| !pod.labels().contains_key(mark::MOVE));
-        let mut nodes: Vec<String> = users.filter_map(node_of).map(str::to_owned).collect();
-        nodes.sort_unstable();
-        nodes.dedup();
-        Ok(nodes)
+        users.retain(|pod| !is_mover(self.moved, self.side, pod));
+        Ok(users)
     }
 
     /// A node, if the driver may read it. It only helps to choose where to read: without it nothing fails.
@@ -478,6 +493,8 @@ impl<'a> MoverSide<'a> {
             before: self.before.as_ref(),
             is_accounted: self.origin.is_some(),
             device: self.device,
+            is_never_read_only: self.is_never_read_only,
+            level: self.level.as_deref(),
         })
     }
 
@@ -536,6 +553,29 @@ fn unfit(node: &Node) -> Option<String> {
     evicting
         .next()
         .map(|taint| format!("it has the taint {}", taint.key))
+}
+
+fn nodes_of(pods: &[Pod]) -> Vec<String> {
+    let mut nodes: Vec<String> = pods.iter().filter_map(node_of).map(str::to_owned).collect();
+    nodes.sort_unstable();
+    nodes.dedup();
+    nodes
+}
+
+/// The `SELinux` level that these pods name, if it is one and the same.
+fn level_of(pods: &[Pod]) -> Option<String> {
+    let level = |pod: &Pod| {
+        let options = pod
+            .spec
+            .as_ref()?
+            .security_context
+            .as_ref()?
+            .se_linux_options
+            .as_ref();
+        options?.level.clone()
+    };
+    let first = level(pods.first()?);
+    pods.iter().all(|pod| level(pod) == first).then_some(first)?
 }
 
 fn node_of(pod: &Pod) -> Option<&str> {

@@ -3,6 +3,7 @@
 use super::*;
 use crate::{
     cluster::testing::{Act, Fault},
+    movers::name_of_claim_there,
     placement::moving::{HeldBy, NodeHealth, UserNode, UserPod},
 };
 
@@ -17,6 +18,15 @@ fn pod(api: &FakeApi, path: &str, node: Option<&str>, more: &Value) {
         pod[part].as_object_mut().unwrap().extend(more);
     }
     api.put(path, pod);
+}
+
+/// The metadata of the mover of this side, and its name on the source's side.
+fn mover(world: &World, side: &str) -> (String, Value) {
+    let labels = json!({
+        mark::MANAGED_BY: mark::MANAGED_BY_US, mark::MOVE: MOVE, mark::VOLUME: name(), mark::MOVE_SIDE: side,
+    });
+    let name = name_of_claim_there(&world.moved);
+    (name, json!({"metadata": {"labels": labels}}))
 }
 
 fn node(api: &FakeApi, name: &str, ready: bool, in_use: &str, taints: &Value) {
@@ -204,20 +214,50 @@ async fn users_of_a_remote_source_are_also_read_in_its_cluster() {
     attach(&world.there, "b", "r2", "real-2");
     let path = |name: &str| format!("/api/v1/namespaces/shop-home/pods/{name}");
     pod(&world.there, &path("web"), Some("r1"), &json!({}));
-    pod(
-        &world.there,
-        &path("mover"),
-        Some("r2"),
-        &json!({"metadata": {"labels": {mark::MOVE: MOVE}}}),
-    );
+    let (name, labels) = mover(&world, "source");
+    pod(&world.there, &path(&name), Some("r2"), &labels);
     let seen = users(&world).await;
     assert_eq!(seen.running(), ["shop-home/web of cluster milan"]);
     assert_eq!(seen.nodes.len(), 1);
     assert_eq!(seen.nodes[0].name, "r1");
     assert_eq!(seen.mover_nodes.len(), 1);
     assert_eq!(seen.mover_nodes[0].name, "r2");
+    // Users may set the labels of a mover on their pods.
+    pod(&world.there, &path("labelled"), Some("r2"), &labels);
+    let seen = users(&world).await;
+    assert_eq!(seen.running().len(), 2);
+    assert_eq!((seen.nodes.len(), seen.mover_nodes.len()), (2, 0));
     world.there.fault(Fault::new("GET", "/pods", Act::Refuse(500)));
     assert!(matches!(world.look().await.users, Live::Unknown(_)));
+}
+
+#[tokio::test]
+async fn other_users_of_a_remote_target_are_found() {
+    let world = World::new().await;
+    assert!(world.moved.users_of_target().await.unwrap().is_empty());
+    let world = world.with_target("Delete");
+    let path = |name: &str| format!("/api/v1/namespaces/shop-home/pods/{name}");
+    let (name, labels) = mover(&world, "target");
+    let name = name.replace("source", "target");
+    pod(&world.there, &path(&name), Some("r1"), &labels);
+    attach(&world.there, "a", "r1", "real-2");
+    attach(&world.there, "b", "r2", "real-3");
+    assert!(world.moved.users_of_target().await.unwrap().is_empty());
+    attach(&world.there, "c", "r3", "real-2");
+    pod(&world.there, &path("web"), Some("r1"), &labels);
+    assert_eq!(
+        world.moved.users_of_target().await.unwrap(),
+        ["shop-home/web of cluster milan", "the node r3"]
+    );
+    assert!(
+        remote_source(Rights::ALL)
+            .await
+            .moved
+            .users_of_target()
+            .await
+            .unwrap()
+            .is_empty()
+    );
 }
 
 #[tokio::test]
@@ -253,8 +293,8 @@ async fn users_there_are_found_while_the_pv_names_the_claim_of_the_mover() {
     let real = world.there.object(&format!("{VOLUMES}/real-2")).unwrap();
     let claim = &real["spec"]["claimRef"]["name"];
     let path = |name: &str| format!("/api/v1/namespaces/shop-home/pods/{name}");
-    let mover = json!({"metadata": {"labels": {mark::MOVE: MOVE}}});
-    for (name, more) in [("other", &json!({})), ("mover", &mover)] {
+    let (mover, labels) = mover(&world, "source");
+    for (name, more) in [("other", &json!({})), (&mover, &labels)] {
         pod(&world.there, &path(name), Some("r1"), more);
         world.there.change(&path(name), |pod| {
             pod["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"] = claim.clone();

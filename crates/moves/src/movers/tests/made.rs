@@ -74,6 +74,58 @@ async fn movers_get_only_the_capabilities_that_copying_needs() {
     }
 }
 
+/// Container runtimes change the labels of writable volumes, and running pods would lose access to their files.
+#[tokio::test]
+async fn a_source_mover_leaves_the_selinux_labels_of_its_volume() {
+    for way in [Way::Out, Way::Home] {
+        let world = World::new(way).await;
+        world.prepare().await;
+        for (pod, read_only, level) in [
+            (world.source_pod(), json!(true), json!({"level": "s0:c0.c1023"})),
+            (world.target_pod(), Value::Null, Value::Null),
+        ] {
+            let spec = &pod["spec"];
+            assert_eq!(spec["volumes"][0]["persistentVolumeClaim"]["readOnly"], read_only);
+            assert_eq!(spec["securityContext"]["seLinuxOptions"], level);
+        }
+    }
+}
+
+/// `TopoLVM` mounts nothing read-only. Where pods name their level, as on `OpenShift`, labels are changed to the same.
+#[tokio::test]
+async fn a_source_mover_has_a_writable_volume_if_its_driver_mounts_no_other() {
+    for (levels, expected) in [
+        (vec![], "s0:c0.c1023"),
+        (vec![json!("s0:c1,c2"), json!("s0:c1,c2")], "s0:c1,c2"),
+        (vec![json!("s0:c1,c2"), Value::Null], "s0:c0.c1023"),
+    ] {
+        let world = World::new(Way::Home).await;
+        world.there.change(TWIN_THERE, |twin| {
+            twin["metadata"]["annotations"]["volume.kubernetes.io/storage-provisioner"] = "topolvm.io".into();
+        });
+        for (at, level) in levels.into_iter().enumerate() {
+            world.there.put(
+                &format!("{THERE}/pods/web-{at}"),
+                json!({
+                    "spec": {
+                        "nodeName": "n1", "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}],
+                        "securityContext": {"seLinuxOptions": {"level": level}},
+                    },
+                    "status": {"phase": "Running"},
+                }),
+            );
+        }
+        world.prepare().await;
+        let spec = &world.source_pod()["spec"];
+        assert_eq!(
+            spec["volumes"][0]["persistentVolumeClaim"]["readOnly"],
+            Value::Null
+        );
+        assert_eq!(spec["securityContext"]["seLinuxOptions"]["level"], expected);
+        assert_eq!(spec["containers"][0]["volumeMounts"][0]["readOnly"], true);
+    }
+}
+
 /// In listed namespaces, the chart of a remote cluster allows no other pods than these.
 #[tokio::test]
 async fn the_policy_of_a_remote_cluster_admits_movers() {

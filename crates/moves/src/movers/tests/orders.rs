@@ -222,6 +222,24 @@ async fn data_written_by_a_warm_pass_is_read_back() {
 }
 
 #[tokio::test]
+async fn everything_is_read_back_from_a_target_that_others_use() {
+    let copies = Copies::with(vec![passed(0, &json!([])), verified(0)]).await;
+    copies.orders.record_users(
+        &copies.world.moved,
+        &["shop-home/web".to_owned(), "the node r3".to_owned()],
+    );
+    copies.orders.record_users(&copies.world.moved, &[]);
+    copies.ended(Pass::Verify(GATE)).await;
+    assert_eq!(
+        copies.target.heard()[1],
+        r#"{"verify":{"all":true,"attributes":true}}"#
+    );
+    let told = copies.orders.progress(&copies.world.moved).unwrap();
+    let why = told.reads_back_all.unwrap();
+    assert!(why.contains("shop-home/web, the node r3"), "{why}");
+}
+
+#[tokio::test]
 async fn a_comparison_counts_only_for_its_own_gate() {
     let script = vec![passed(0, &json!([])), verified(0), json!("finished")];
     let copies = Copies::with(script).await;
