@@ -68,7 +68,8 @@ func (s *setup) make(ctx context.Context, home, remote *clusters.Cluster) error 
 	}
 	fabric := driver.Fabric()
 	fabric["keepDaemonSetsOff"] = true
-	// A twin that a user deletes is withdrawn after this time, which is shorter than user.Timeout.
+	// The driver removes its finalizer from a twin that a user deletes after this time. The default is longer than
+	// user.Timeout.
 	values := chart.Values{"fabric": fabric, "controller": chart.Values{"orphanGrace": "1m"}}
 	if err := driver.Install(ctx, home, driver.Options{Progress: os.Stderr, Values: values}); err != nil {
 		return err
