@@ -144,7 +144,7 @@ func (a *Access) Revoke(ctx context.Context) error {
 		if apierrors.IsNotFound(err) {
 			return nil
 		}
-		return cmp.Or(err, errors.New("it is still there"))
+		return cmp.Or(err, errors.New("it still exists"))
 	})
 	return errors.Join(deleted, gone)
 }

@@ -342,7 +342,7 @@ func (e *environment) offload(ctx context.Context, strategy string) error {
 		return err
 	}
 	e.addCleanup(func(ctx context.Context) error {
-		return e.program(ctx, "unoffload", "namespace", e.namespace, "--force")
+		return e.program(ctx, "unoffload", "namespace", e.namespace, "--force", "--delete-volumes")
 	})
 	return e.program(ctx, "offload", "namespace", e.namespace, "--pod-offloading-strategy", strategy, "--timeout", "2m")
 }

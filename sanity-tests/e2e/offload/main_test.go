@@ -70,11 +70,12 @@ func (s *setup) make(ctx context.Context, home, remote *clusters.Cluster) error 
 	fabric["keepDaemonSetsOff"] = true
 	// TestEveryFieldOfAPod sends volumes of all types.
 	everyType := chart.Values{"volumeTypes": "any"}
+	// The driver removes its finalizer from a twin that a user deletes after this time. The default is longer than
+	// user.Timeout.
 	values := chart.Values{
 		"fabric":       fabric,
 		"remoteAccess": chart.Values{"pods": everyType},
-		// A twin that a user deletes is withdrawn after this time, which is shorter than user.Timeout.
-		"controller": chart.Values{"orphanGrace": "1m"},
+		"controller":   chart.Values{"orphanGrace": "1m"},
 	}
 	if err := driver.Install(ctx, home, driver.Options{Progress: os.Stderr, Values: values}); err != nil {
 		return err

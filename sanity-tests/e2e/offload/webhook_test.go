@@ -39,7 +39,11 @@ func TestWebhooksChangeObjectsOfTheFabric(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	if _, err := n.program("offload", "namespace", n.Name, "--namespace-mapping-strategy", "EnforceSameName", "--timeout", "10s"); err == nil {
+	offload := func() error {
+		_, err := n.program("offload", "namespace", n.Name, "--namespace-mapping-strategy", "EnforceSameName", "--timeout", "10s")
+		return err
+	}
+	if err := offload(); err == nil {
 		t.Error("a label that the remote chart does not list is not refused")
 	}
 	n.waitCondition("Ready", "CreationLoopBackOff", "no labels but those of its fabric")
@@ -50,9 +54,9 @@ func TestWebhooksChangeObjectsOfTheFabric(t *testing.T) {
 	if err := shared.access.Upgrade(t.Context(), chart.Values{"namespaceLabels": []string{projectLabel}}); err != nil {
 		t.Fatal(err)
 	}
-	// The API server there applies the changed policy some time later.
+	// The API server there takes some time to apply the changed policy.
 	n.Eventually("the listed label to be allowed", func(context.Context) (string, error) {
-		if _, err := n.program("offload", "namespace", n.Name, "--namespace-mapping-strategy", "EnforceSameName", "--timeout", "10s"); err != nil {
+		if err := offload(); err != nil {
 			return err.Error(), nil
 		}
 		return "", nil
