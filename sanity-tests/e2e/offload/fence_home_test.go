@@ -57,7 +57,7 @@ func TestFabricWritesOnlyItsNodesAndTheirPods(t *testing.T) {
 	const (
 		theirs   = "pods of its own nodes only"
 		noSpec   = "does not change the spec of pods"
-		noMarks  = "but its own"
+		noMarks  = "only its own labels"
 		address  = `{"status": {"podIP": "192.0.2.1", "podIPs": [{"$patch": "replace"}, {"ip": "192.0.2.1"}]}}`
 		labelled = `{"metadata": {"labels": {"app": "other"}}}`
 	)
@@ -128,7 +128,7 @@ func (n tenant) evict(client kubernetes.Interface, pod *corev1.Pod) error {
 }
 
 func (n tenant) foreignNodesAreProtected(client kubernetes.Interface, real string) {
-	const theirs, undeclared = "only nodes that it made", "only nodes of RemoteClusters"
+	const theirs, undeclared = "only nodes that it created", "only nodes of RemoteClusters"
 	nodes := client.CoreV1().Nodes()
 	patch := func(name, patch string, part ...string) error {
 		_, err := nodes.Patch(n.t.Context(), name, types.MergePatchType, []byte(patch), dryRunPatch, part...)
@@ -186,7 +186,7 @@ func (n tenant) foreignLeasesAreProtected(client kubernetes.Interface, real stri
 }
 
 func (n tenant) foreignSpecsAreProtected(objects dynamic.Interface) {
-	const theirs = "but their finalizers and status"
+	const theirs = "only finalizers and status"
 	patch := func(kind schema.GroupVersionResource, namespace, name, patch string) error {
 		_, err := objects.Resource(kind).Namespace(namespace).Patch(n.t.Context(), name, types.MergePatchType, []byte(patch), dryRunPatch)
 		return err

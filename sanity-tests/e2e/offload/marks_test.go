@@ -36,7 +36,7 @@ func TestOnlyTheFabricChangesItsMarksOnPods(t *testing.T) {
 	client, _ := impersonate(t, n.Cluster, "e2e-user", "system:authenticated")
 	n.Pod("web", "", stateless)
 	n.WaitReady("web")
-	const refusal = "only the fabric changes what it writes on a pod"
+	const refusal = "only the fabric may change the finalizer"
 	try := func(client kubernetes.Interface, kind types.PatchType, patch string, parts ...string) (*corev1.Pod, error) {
 		return client.CoreV1().Pods(n.Name).Patch(t.Context(), "web", kind, []byte(patch), dryRunPatch, parts...)
 	}
