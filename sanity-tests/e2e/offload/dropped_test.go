@@ -74,6 +74,10 @@ func (n tenant) createWithoutDropped(remote *user.Namespace, pod *unstructured.U
 		place := byIdentity(pod.Object["spec"], strings.TrimPrefix(field, "spec"))
 		without := pod.DeepCopy()
 		remove(without.Object["spec"], "", place)
+		if strings.HasSuffix(place, "].restartPolicy") {
+			// Without it, the rules are invalid.
+			remove(without.Object["spec"], "", place+"Rules")
+		}
 		left, isIn := leaves(without.Object["spec"], "", "", found.fields), false
 		for _, one := range leaves(pod.Object["spec"], "", "", found.fields) {
 			if !slices.Contains(left, one) {
