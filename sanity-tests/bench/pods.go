@@ -158,20 +158,26 @@ func median(all []time.Duration) time.Duration {
 	return percentile(slices.Sorted(slices.Values(all)), 50)
 }
 
-// Print writes the report as tables.
-func (r FabricReport) Print(out io.Writer) error {
-	fmt.Fprintf(out, "memory of the idle fabric: %.1f MiB\n", mebibytes(r.IdleRSS))
+// PrintPods writes the rows of what runs the pods in the remote cluster as a table.
+func PrintPods(out io.Writer, by string, rows []FabricRow) error {
 	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "pods\truns\tdirect p50\tp99\tfabric p50\tp99\tp50 difference\tall ready, ratio\tCPU per pod\twrites at home\tremote\tmemory, MiB")
-	for _, row := range r.Rows {
+	fmt.Fprintf(table, "pods\truns\tdirect p50\tp99\t%s p50\tp99\tp50 difference\tall ready, ratio\tCPU per pod\twrites at home\tremote\tmemory, MiB\n", by)
+	for _, row := range rows {
 		fmt.Fprintf(table, "%d\t%d\t%s\t%s\t%s\t%s\t%s\t%.2f\t%v\t%.1f\t%.1f\t%.1f\n", row.Pods, row.Runs,
 			short(row.Direct.P50), short(row.Direct.P99), short(row.Fabric.P50), short(row.Fabric.P99),
 			short(row.Fabric.P50-row.Direct.P50), row.TotalRatio(),
 			row.CPUPerPod.Round(100*time.Microsecond), row.HomeWritesPerPod, row.RemoteWritesPerPod, mebibytes(row.RSS))
 	}
-	if err := table.Flush(); err != nil {
+	return table.Flush()
+}
+
+// Print writes the report as tables.
+func (r FabricReport) Print(out io.Writer) error {
+	fmt.Fprintf(out, "memory of the idle fabric: %.1f MiB\n", mebibytes(r.IdleRSS))
+	if err := PrintPods(out, "fabric", r.Rows); err != nil {
 		return err
 	}
+	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(out, "restart with %d pods: %s until a new pod was ready, with %d writes at home and %d in the remote cluster, those for that pod included\n",
 		r.Restart.Pods, short(r.Restart.Took), r.Restart.HomeWrites, r.Restart.RemoteWrites)
 	fmt.Fprintln(out)

@@ -33,12 +33,17 @@ type Process struct {
 	Mapped int64
 }
 
-// Installation holds the uids of the driver's pods: other pods in the lab have the same sidecars.
+// Installation holds the uids of the pods of an installation: other pods in the lab run the same programs.
 type Installation struct{ pods []string }
 
 // Find returns the driver's pods in a cluster.
 func Find(ctx context.Context, client kubernetes.Interface) (Installation, error) {
-	pods, err := client.CoreV1().Pods(chart.Namespace).List(ctx, metav1.ListOptions{})
+	return FindIn(ctx, client, chart.Namespace)
+}
+
+// FindIn returns all pods of a namespace.
+func FindIn(ctx context.Context, client kubernetes.Interface, namespace string) (Installation, error) {
+	pods, err := client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return Installation{}, err
 	}

@@ -45,9 +45,9 @@ type Peering struct {
 	Version string
 }
 
-// Start installs Liqo in both clusters and peers them. It continues an interrupted start. After an
-// error, too, it returns a Peering to Stop.
-func Start(ctx context.Context, home, remote *clusters.Cluster, progress io.Writer) (*Peering, error) {
+// Start installs Liqo in both clusters and peers them with further arguments of liqoctl peer. It continues an interrupted
+// start. After an error, too, it returns a Peering to Stop.
+func Start(ctx context.Context, home, remote *clusters.Cluster, progress io.Writer, arguments ...string) (*Peering, error) {
 	p := &Peering{home: home, remote: remote, progress: progress}
 	began := time.Now()
 	step := func(format string, arguments ...any) {
@@ -66,7 +66,7 @@ func Start(ctx context.Context, home, remote *clusters.Cluster, progress io.Writ
 		}
 		step("%s: runs as cluster %s", one.cluster.Name(), one.id)
 	}
-	said, err := p.Ctl(ctx, "peer", "--remote-kubeconfig", remote.Kubeconfig(), "--networking-disabled")
+	said, err := p.Ctl(ctx, append([]string{"peer", "--remote-kubeconfig", remote.Kubeconfig(), "--networking-disabled"}, arguments...)...)
 	if err != nil {
 		return p, err
 	}

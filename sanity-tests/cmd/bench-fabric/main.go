@@ -50,6 +50,7 @@ func main() {
 	pods := flag.Int("pods", 100, "pods in each of these clusters")
 	gates := flag.Int("gates", 0, "number of pods of StatefulSets for the rows of scheduling gates; 0 to skip them")
 	gone := flag.Duration("gone", 5*time.Minute, "for how long these rows have no controller")
+	withLiqo := flag.Bool("liqo", false, "measure the same batches with Liqo's virtual kubelet, after those of the fabric")
 	room := flag.Duration("room", 0, "duration of the comparison of what a nearly full cluster offers with what it could take; 0 to skip it")
 	limit := flag.Duration("timeout", time.Hour, "timeout of the whole run")
 	flag.Parse()
@@ -59,7 +60,7 @@ func main() {
 	if err == nil {
 		ctx, cancel := context.WithTimeout(ctx, *limit)
 		defer cancel()
-		err = run(ctx, *counts, *clusters, *pods, *gates, *gone, *room)
+		err = run(ctx, *counts, *withLiqo, *clusters, *pods, *gates, *gone, *room)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench-fabric:", err)
@@ -67,7 +68,7 @@ func main() {
 	}
 }
 
-func run(ctx context.Context, list string, clusters, pods, gates int, gone, room time.Duration) error {
+func run(ctx context.Context, list string, withLiqo bool, clusters, pods, gates int, gone, room time.Duration) error {
 	counts, err := parseCounts(list)
 	if err != nil {
 		return err
@@ -75,6 +76,9 @@ func run(ctx context.Context, list string, clusters, pods, gates int, gone, room
 	var measurements []func(*environment) error
 	if len(counts) > 0 {
 		measurements = append(measurements, func(e *environment) error { return compare(ctx, e, counts) })
+	}
+	if len(counts) > 0 && withLiqo {
+		measurements = append(measurements, func(e *environment) error { return compareLiqo(ctx, e, counts) })
 	}
 	if gates > 0 {
 		measurements = append(measurements, func(e *environment) error {
@@ -138,12 +142,9 @@ func compare(ctx context.Context, env *environment, counts []int) error {
 		return err
 	}
 	report := bench.FabricReport{IdleRSS: idle.RSS}
-	for _, n := range counts {
-		row, err := env.batch(ctx, n)
-		if err != nil {
-			return err
-		}
-		report.Rows = append(report.Rows, row)
+	fabric := implementation{node: node, agents: []string{bench.Agent}, processes: env.processes}
+	if report.Rows, err = env.batches(ctx, fabric, counts); err != nil {
+		return err
 	}
 	if report.Restart, err = env.restart(ctx, largest); err != nil {
 		return fmt.Errorf("restart: %w", err)
@@ -324,9 +325,19 @@ func ready(node *corev1.Node) bool {
 	})
 }
 
-// offload creates a namespace at home and offloads it, and creates another one in the remote
-// cluster for pods that are created directly.
+// offload creates the two namespaces, and offloads the one at home.
 func (e *environment) offload(ctx context.Context, strategy string) error {
+	if err := e.createNamespaces(ctx); err != nil {
+		return err
+	}
+	e.addCleanup(func(ctx context.Context) error {
+		return e.program(ctx, "unoffload", "namespace", e.namespace, "--force", "--delete-volumes")
+	})
+	return e.program(ctx, "offload", "namespace", e.namespace, "--pod-offloading-strategy", strategy, "--timeout", "2m")
+}
+
+// createNamespaces creates a namespace at home, and one in the remote cluster for pods that are created directly.
+func (e *environment) createNamespaces(ctx context.Context) error {
 	object := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: e.namespace}}
 	e.addCleanup(func(ctx context.Context) error {
 		return e.homeClient.CoreV1().Namespaces().Delete(ctx, e.namespace, metav1.DeleteOptions{})
@@ -338,13 +349,8 @@ func (e *environment) offload(ctx context.Context, strategy string) error {
 		return e.remoteClient.CoreV1().Namespaces().Delete(ctx, e.direct(), metav1.DeleteOptions{})
 	})
 	object = &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: e.direct()}}
-	if _, err := e.remoteClient.CoreV1().Namespaces().Create(ctx, object, metav1.CreateOptions{}); err != nil {
-		return err
-	}
-	e.addCleanup(func(ctx context.Context) error {
-		return e.program(ctx, "unoffload", "namespace", e.namespace, "--force", "--delete-volumes")
-	})
-	return e.program(ctx, "offload", "namespace", e.namespace, "--pod-offloading-strategy", strategy, "--timeout", "2m")
+	_, err := e.remoteClient.CoreV1().Namespaces().Create(ctx, object, metav1.CreateOptions{})
+	return err
 }
 
 func (e *environment) direct() string { return e.namespace + "-direct" }
@@ -377,23 +383,41 @@ func (e *environment) close(ctx context.Context) error {
 	return errs
 }
 
-// batch runs the pods directly and by the fabric, alternately.
-func (e *environment) batch(ctx context.Context, n int) (bench.FabricRow, error) {
+// implementation is what runs pods of the home cluster in the remote cluster.
+type implementation struct {
+	node      string
+	agents    []string
+	processes func() (bench.Process, error)
+}
+
+func (e *environment) batches(ctx context.Context, by implementation, counts []int) (rows []bench.FabricRow, err error) {
+	for _, n := range counts {
+		row, err := e.batch(ctx, by, n)
+		if err != nil {
+			return nil, err
+		}
+		rows = append(rows, row)
+	}
+	return rows, nil
+}
+
+// batch runs the pods directly and by an implementation, alternately.
+func (e *environment) batch(ctx context.Context, by implementation, n int) (bench.FabricRow, error) {
 	row := bench.FabricRow{Pods: n, Runs: max(1, samples/n)}
 	direct := bench.PodBatch{Client: e.remoteClient, Namespace: e.direct(), Count: n, Place: func(spec *corev1.PodSpec) {
 		spec.NodeSelector = map[string]string{simulated: "true"}
 		spec.Tolerations = []corev1.Toleration{{Key: simulated, Operator: corev1.TolerationOpExists}}
 	}}
-	offloaded := e.offloaded(n)
+	offloaded := e.offloadedTo(by.node, n)
 	var directs, offloadeds []bench.Result
-	var homeWrites, remoteWrites float64
+	var homeWrites, remoteWrites int
 	for range row.Runs {
 		result, err := direct.Run(ctx)
 		if err != nil {
 			return row, fmt.Errorf("%d pods created directly: %w", n, err)
 		}
 		directs = append(directs, result)
-		before, err := e.processes()
+		before, err := by.processes()
 		if err != nil {
 			return row, err
 		}
@@ -401,35 +425,40 @@ func (e *environment) batch(ctx context.Context, n int) (bench.FabricRow, error)
 			return row, err
 		}
 		if result, err = offloaded.Run(ctx); err != nil {
-			return row, fmt.Errorf("%d pods of the fabric: %w", n, err)
+			return row, fmt.Errorf("%d pods on the node %s: %w", n, by.node, err)
 		}
 		offloadeds = append(offloadeds, result)
-		homeCalls, err := e.homeAudit.CallsWhenIdle(ctx, bench.Agent)
+		homeCalls, err := e.homeAudit.CallsWhenIdle(ctx, by.agents...)
 		if err != nil {
 			return row, err
 		}
-		remoteCalls, err := e.remoteAudit.CallsWhenIdle(ctx, bench.Agent)
+		remoteCalls, err := e.remoteAudit.CallsWhenIdle(ctx, by.agents...)
 		if err != nil {
 			return row, err
 		}
-		after, err := e.processes()
+		after, err := by.processes()
 		if err != nil {
 			return row, err
 		}
 		row.CPUPerPod += after.CPU - before.CPU
 		row.RSS = max(row.RSS, after.RSS)
-		homeWrites += float64(homeCalls[bench.Agent].Writes)
-		remoteWrites += float64(remoteCalls[bench.Agent].Writes)
+		for _, agent := range by.agents {
+			homeWrites += homeCalls[agent].Writes
+			remoteWrites += remoteCalls[agent].Writes
+		}
 	}
-	pods := float64(n * row.Runs)
+	pods := n * row.Runs
 	row.Direct, row.Fabric = bench.Summarize(directs), bench.Summarize(offloadeds)
-	row.CPUPerPod = time.Duration(float64(row.CPUPerPod) / pods)
-	row.HomeWritesPerPod, row.RemoteWritesPerPod = homeWrites/pods, remoteWrites/pods
+	row.CPUPerPod /= time.Duration(pods)
+	row.HomeWritesPerPod, row.RemoteWritesPerPod = float64(homeWrites)/float64(pods), float64(remoteWrites)/float64(pods)
 	return row, nil
 }
 
-// offloaded are pods of the fabric. They have a node from the start, so that pods are scheduled once, as the direct ones.
-func (e *environment) offloaded(n int) bench.PodBatch {
+// offloaded are pods of the fabric.
+func (e *environment) offloaded(n int) bench.PodBatch { return e.offloadedTo(node, n) }
+
+// offloadedTo are pods on a virtual node. They have it from the start, so that pods are scheduled once, as the direct ones.
+func (e *environment) offloadedTo(node string, n int) bench.PodBatch {
 	return bench.PodBatch{Client: e.homeClient, Namespace: e.namespace, Count: n, Place: placeOn(node)}
 }
 
@@ -477,9 +506,13 @@ func (e *environment) restart(ctx context.Context, n int) (bench.FabricRestart, 
 
 // processes returns the CPU time of all processes of the fabric, and the largest RSS.
 func (e *environment) processes() (sum bench.Process, err error) {
-	all, err := e.fabric.Processes(bench.Fabric)
+	return processesOf(e.fabric, bench.Fabric)
+}
+
+func processesOf(installation bench.Installation, name string) (sum bench.Process, err error) {
+	all, err := installation.Processes(name)
 	if err == nil && len(all) == 0 {
-		err = fmt.Errorf("no process %q on this machine", bench.Fabric)
+		err = fmt.Errorf("no process %q on this machine", name)
 	}
 	for _, process := range all {
 		sum.CPU += process.CPU
