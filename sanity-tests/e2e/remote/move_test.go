@@ -358,6 +358,44 @@ func TestMoveWithinARemoteClusterAndBack(t *testing.T) {
 	p.deleteMoves()
 }
 
+// The source that is kept in the remote cluster has the name of the twin that the move back creates there. The undo
+// deletes it only on request.
+func TestUndoToARemoteClusterDeletesTheKeptCopyOnRequest(t *testing.T) {
+	p := newPair(t)
+	homeNode := p.home.Cluster.Nodes()[0].Name
+	p.home.Claim("data", "liqo-reference", "64Mi")
+	pod := p.home.StatefulSet("counter", "data", preferNodes([]string{p.node}, []string{homeNode}), count)
+	p.home.WaitRunningOn(pod, p.node)
+	p.remote.WaitReady(pod)
+	uid, before := p.claimUID("data"), p.countNumbers(p.remote, pod)
+	p.move("data", "--target-node", homeNode, "--evict")
+	p.home.WaitRunningOn(pod, homeNode)
+	p.home.WaitReady(pod)
+	kept, err := p.remote.Client.CoreV1().PersistentVolumeClaims(p.remote.Name).Get(t.Context(), "data", metav1.GetOptions{})
+	if err != nil {
+		t.Fatalf("the copy is not kept: %v", err)
+	}
+
+	name := p.onlyMove()
+	if out, err := p.run("move", "undo", name, "-n", p.home.Name); err == nil || !strings.Contains(out, "--delete-kept-copy") {
+		t.Fatalf("without --delete-kept-copy: %v", err)
+	}
+	if only := p.onlyMove(); only != name {
+		t.Errorf("the refused undo has created the move %s", only)
+	}
+	p.mustRun("move", "undo", name, "-n", p.home.Name, "--delete-kept-copy")
+	p.home.WaitRunningOn(pod, p.node)
+	p.remote.WaitReady(pod)
+	if now := p.countNumbers(p.remote, pod); now < before {
+		user.Violated(t, "%d numbers were written, and there are %d after the undo", before, now)
+	}
+	p.wantSameClaim(uid)
+	if found := p.waitVolume("data"); found.Twin.UID == kept.UID {
+		t.Error("the twin is the copy that was kept")
+	}
+	p.deleteMoves()
+}
+
 // deleteMoves deletes all moves and their retained sources.
 func (p *pair) deleteMoves() {
 	p.t.Helper()
@@ -416,18 +454,37 @@ func (p *pair) move(claim string, args ...string) string {
 	return p.mustRun(append([]string{"move", "volume", claim, "--namespace", p.home.Name}, args...)...)
 }
 
-// undoMove undoes the only move.
-func (p *pair) undoMove() {
+// onlyMove returns the name of the only move of the namespace.
+func (p *pair) onlyMove() string {
 	p.t.Helper()
-	name, err := p.home.Kubectl("get", "volumemoves", "-o", "jsonpath={.items[0].metadata.name}")
+	names, err := p.home.Kubectl("get", "volumemoves", "-o", "jsonpath={.items[*].metadata.name}")
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	p.mustRun("move", "undo", name, "-n", p.home.Name)
+	if all := strings.Fields(names); len(all) != 1 {
+		p.t.Fatalf("there are the moves %v, not one", all)
+	}
+	return strings.TrimSpace(names)
 }
 
-// mustRun runs a command that must succeed, logs and returns its output.
+// undoMove undoes the only move.
+func (p *pair) undoMove() {
+	p.t.Helper()
+	p.mustRun("move", "undo", p.onlyMove(), "-n", p.home.Name)
+}
+
+// mustRun runs a command that must succeed, and returns its output.
 func (p *pair) mustRun(args ...string) string {
+	p.t.Helper()
+	out, err := p.run(args...)
+	if err != nil {
+		p.t.Fatal("the command failed")
+	}
+	return out
+}
+
+// run runs a command, logs and returns its output.
+func (p *pair) run(args ...string) (string, error) {
 	p.t.Helper()
 	program, err := driver.Compile(p.t.Context())
 	if err != nil {
@@ -438,8 +495,5 @@ func (p *pair) mustRun(args ...string) string {
 	args = append(args, "--kubeconfig", p.home.Cluster.Kubeconfig())
 	out, err := exec.CommandContext(ctx, program, args...).CombinedOutput()
 	p.t.Logf("liqo-csi %s: %v\n%s", strings.Join(args, " "), err, out)
-	if err != nil {
-		p.t.Fatal("the command failed")
-	}
-	return string(out)
+	return string(out), err
 }
