@@ -138,8 +138,8 @@ type FabricRestart struct {
 	Pods int
 	// Took is the time from deleting the replicas until a pod that was created then is ready.
 	Took time.Duration
-	// HomeWrites and RemoteWrites are the driver's API writes in this time, those for that pod included.
-	HomeWrites, RemoteWrites int
+	// HomeWrites and RemoteWrites are the driver's API writes in this time by verb and resource, those for that pod included.
+	HomeWrites, RemoteWrites map[string]int
 }
 
 // StreamRow compares a stream to or from a pod of the fabric with that of a pod created directly.
@@ -178,7 +178,7 @@ func (r FabricReport) Print(out io.Writer) error {
 		return err
 	}
 	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintf(out, "restart with %d pods: %s until a new pod was ready, with %d writes at home and %d in the remote cluster, those for that pod included\n",
+	fmt.Fprintf(out, "restart with %d pods: %s until a new pod was ready, with these writes at home: %v, and in the remote cluster: %v\n",
 		r.Restart.Pods, short(r.Restart.Took), r.Restart.HomeWrites, r.Restart.RemoteWrites)
 	fmt.Fprintln(out)
 	fmt.Fprintln(table, "stream\tMiB\tdirect\tfabric\tthroughput, of direct")

@@ -251,40 +251,66 @@ func (a *AuditLog) CallsOn(resource string) (map[string]Calls, error) {
 	return a.count(func(of string) bool { return of == resource })
 }
 
+// Writes counts the writes of an agent since Mark by verb and resource, such as "patch pods/status", without those on
+// leases.
+func (a *AuditLog) Writes(agent string) (map[string]int, error) {
+	byKind := map[string]int{}
+	err := a.each(func(of string, call auditedCall) {
+		if of == agent && call.isWrite() && call.ObjectRef.Resource != "leases" {
+			byKind[strings.TrimSuffix(call.Verb+" "+call.ObjectRef.Resource+"/"+call.ObjectRef.Subresource, "/")]++
+		}
+	})
+	return byKind, err
+}
+
 func (a *AuditLog) count(counts func(resource string) bool) (map[string]Calls, error) {
-	file, err := os.Open(a.Path)
-	if err != nil {
-		return nil, err
-	}
-	defer file.Close()
-	if _, err := file.Seek(a.offset, io.SeekStart); err != nil {
-		return nil, err
-	}
 	byAgent := map[string]Calls{}
-	scan := bufio.NewScanner(file)
-	scan.Buffer(nil, 4<<20)
-	for scan.Scan() {
-		var event struct {
-			Stage, Verb, UserAgent string
-			ObjectRef              struct{ Resource string }
+	err := a.each(func(agent string, call auditedCall) {
+		if !counts(call.ObjectRef.Resource) {
+			return
 		}
-		if json.Unmarshal(scan.Bytes(), &event) != nil || event.Stage != "ResponseComplete" {
-			continue
-		}
-		if !counts(event.ObjectRef.Resource) {
-			continue
-		}
-		agent, _, _ := strings.Cut(event.UserAgent, "/")
 		calls := byAgent[agent]
-		switch event.Verb {
-		case "create", "update", "patch", "delete", "deletecollection":
+		switch {
+		case call.isWrite():
 			calls.Writes++
-		case "get":
+		case call.Verb == "get":
 			calls.Reads++
-		case "list":
+		case call.Verb == "list":
 			calls.Lists++
 		}
 		byAgent[agent] = calls
+	})
+	return byAgent, err
+}
+
+// auditedCall is the part of a line of the audit log that counts.
+type auditedCall struct {
+	Stage, Verb, UserAgent string
+	ObjectRef              struct{ Resource, Subresource string }
+}
+
+func (c auditedCall) isWrite() bool {
+	return slices.Contains([]string{"create", "update", "patch", "delete", "deletecollection"}, c.Verb)
+}
+
+// each calls do with each completed call since Mark, and the first word of its user agent.
+func (a *AuditLog) each(do func(agent string, call auditedCall)) error {
+	file, err := os.Open(a.Path)
+	if err != nil {
+		return err
 	}
-	return byAgent, scan.Err()
+	defer file.Close()
+	if _, err := file.Seek(a.offset, io.SeekStart); err != nil {
+		return err
+	}
+	scan := bufio.NewScanner(file)
+	scan.Buffer(nil, 4<<20)
+	for scan.Scan() {
+		var call auditedCall
+		if json.Unmarshal(scan.Bytes(), &call) == nil && call.Stage == "ResponseComplete" {
+			agent, _, _ := strings.Cut(call.UserAgent, "/")
+			do(agent, call)
+		}
+	}
+	return scan.Err()
 }

@@ -485,13 +485,13 @@ func (e *environment) restart(ctx context.Context, n int) (bench.FabricRestart, 
 		one := e.offloaded(1)
 		one.Name, one.WhileReady = "after-restart", func(ctx context.Context) error {
 			restart.Took = time.Since(begin)
-			home, err := e.homeAudit.CallsWhenIdle(ctx, bench.Agent)
-			if err != nil {
+			if _, err := e.homeAudit.CallsWhenIdle(ctx, bench.Agent); err != nil {
 				return err
 			}
-			remote, err := e.remoteAudit.CallsWhenIdle(ctx, bench.Agent)
-			restart.HomeWrites, restart.RemoteWrites = home[bench.Agent].Writes, remote[bench.Agent].Writes
-			return err
+			var homeErr, remoteErr error
+			restart.HomeWrites, homeErr = e.homeAudit.Writes(bench.Agent)
+			restart.RemoteWrites, remoteErr = e.remoteAudit.Writes(bench.Agent)
+			return errors.Join(homeErr, remoteErr)
 		}
 		_, err := one.Run(ctx)
 		return err
