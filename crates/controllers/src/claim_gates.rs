@@ -121,7 +121,7 @@ impl<'a> ClaimGates<'a> {
             .collect();
         let mut spec = json!({ "schedulingGates": others });
         let clusters = &self.home.views().remote_clusters;
-        // A pod for a cluster that is not known yet would be held at home for ever.
+        // Otherwise a pod that only a cluster that is not read yet can run would be kept at home for ever.
         clusters.complete().await;
         let is_remote = |name: &str| clusters.get(name).is_some();
         match gate_step(&ties, is_remote_only(&json!(pod.spec), is_remote)) {
