@@ -283,7 +283,7 @@ pub enum Route {
 pub const UNSEEN: &str = "attributes of the namespace trusted are neither seen nor carried over: do not move volumes with \
                           directories of overlayfs (as container engines have them) or gluster";
 
-/// What the preflight finds about a twin that the `VolumeMove` with this uid keeps. `liqo-csi move undo` recognises it.
+/// The finding of the preflight about a twin that the `VolumeMove` with this uid keeps. `liqo-csi move undo` looks for it.
 #[must_use]
 pub fn kept_source(by: &str) -> String {
     format!(

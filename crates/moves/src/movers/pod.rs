@@ -51,7 +51,7 @@ const GRACE: i64 = 1;
 const UNSCHEDULABLE: &str = "node.kubernetes.io/unschedulable";
 /// The user id in the driver's image.
 const NOBODY: i64 = 65532;
-/// A level of `SELinux` with all categories. It may read what pods of any categories have written.
+/// The `SELinux` level with all categories: its processes may read what pods with any categories have written.
 const ALL_CATEGORIES: &str = "s0:c0.c1023";
 /// Length of the fingerprint of a pod.
 const DIGITS: usize = 16;
@@ -172,7 +172,8 @@ impl MoverPod<'_> {
         self.is_never_read_only && self.device.is_none()
     }
 
-    /// The `SELinux` level of a source mover. If labels are changed to it, it has to be that of the other pods.
+    /// The `SELinux` level of a source mover. If its volume is writable, labels are changed to it: then that of the other
+    /// pods.
     fn level(&self) -> &str {
         let of_users = self.level.filter(|_| self.is_writable());
         of_users.unwrap_or(ALL_CATEGORIES)
