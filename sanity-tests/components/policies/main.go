@@ -40,7 +40,7 @@ type Request struct {
 	Operation admission.Operation
 	// Resource is a plural name with its group, such as volumesnapshots.snapshot.storage.k8s.io. A
 	// subresource follows after a slash.
-	Resource          string
+	Resource string
 	// Name is that of the object. Only requests without an object need it, such as CONNECT.
 	Name              string
 	Object, OldObject map[string]any
