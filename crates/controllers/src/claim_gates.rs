@@ -121,7 +121,7 @@ impl<'a> ClaimGates<'a> {
             .collect();
         let mut spec = json!({ "schedulingGates": others });
         let clusters = &self.home.views().remote_clusters;
-        // Otherwise a pod that only a cluster that is not read yet can run would be kept at home for ever.
+        // Until all clusters are read, a pod that only one of them can run might be kept at home for ever.
         clusters.complete().await;
         let clusters = clusters.all();
         let is_remote = |name: &str| {

@@ -182,7 +182,7 @@ fn named_namespaces(texts: &[String], own: &str) -> BTreeSet<String> {
     all.map(str::to_owned).collect()
 }
 
-/// The first different ones of these.
+/// At most [`MOST_NAMED`] different ones of these.
 fn first<T: Ord>(all: impl Iterator<Item = T>) -> BTreeSet<T> {
     let mut first = BTreeSet::new();
     for one in all {
