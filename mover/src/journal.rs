@@ -16,7 +16,7 @@
 //! links/       a hard link to each inode with several names, by the source's number
 //! ```
 //!
-//! While the journal is removed, `entries` is moved next to the directory, with `.entries` after its name.
+//! While the journal is removed, `entries` is next to the directory, and named like it with `.entries` at the end.
 //!
 //! A block is its length (u32), the first 8 bytes of its hash, and protobuf. A process may be killed at any
 //! moment, and a machine may lose its power: a block that is incomplete is the end of its file.
@@ -180,8 +180,8 @@ impl Journal {
         self.folder.exists() || self.last_entries().exists()
     }
 
-    /// Deletes it. What may take long goes first. The attributes of the root are in a single file in the end: if the
-    /// process is killed before that is deleted, [`Self::root`] still returns them.
+    /// Deletes it. What may take long goes first. In the end only the file with the attributes of the root is left: until that
+    /// is deleted, [`Self::root`] returns them, also after the process was killed.
     pub(crate) fn remove(&self) -> io::Result<()> {
         let unless_missing = |done: io::Result<()>| match done {
             Err(error) if error.kind() != ErrorKind::NotFound => Err(error),

@@ -34,9 +34,9 @@ use crate::{
     wire::FrameKind,
 };
 
-/// Holes of files of at most this size are not looked for if as much is allocated.
+/// Files of at most this size are not searched for holes if as much is allocated.
 const SMALL: u64 = 4 << 10;
-/// How much the attributes and the list of the extents of a file may take in its file system.
+/// The most space that the attributes and the list of the extents of a file are expected to take.
 const HIDDEN: u64 = 64 << 10;
 
 /// A request of the target.
@@ -361,7 +361,7 @@ fn has_holes(file: &File, size: u64, allocated: u64) -> Result<bool, Errno> {
     while empty <= HIDDEN {
         let hole = match rustix::fs::seek(file, SeekFrom::Hole(at)) {
             Ok(hole) if hole < size => hole,
-            // Also if the file system does not report holes, or if the file was shortened.
+            // No more holes; or the file system does not report them, or the file was shortened.
             Ok(_) | Err(Errno::INVAL | Errno::OPNOTSUPP | Errno::NXIO) => return Ok(empty > 0),
             Err(errno) => return Err(errno),
         };

@@ -416,8 +416,8 @@ impl TreePass<'_> {
     }
 }
 
-/// Whether project ids would be lost without the flag that shows them: a root that hands its project down is that of a
-/// volume with one quota.
+/// Whether inodes may have project ids that no flag shows. If the root hands its project down, the whole volume has one
+/// project and one quota.
 fn loses_projects(root: IFlags, has_projects: impl FnOnce() -> bool) -> bool {
     !root.contains(IFlags::PROJECT_INHERIT) && has_projects()
 }

@@ -149,8 +149,8 @@ impl Target {
         Session { target: self, link }
     }
 
-    /// Deletes the journal; the volume is then equal to the source. It may be killed, and called again. After this, a
-    /// move of the same uid would hash everything again, and nothing is left to finish.
+    /// Deletes the journal; the volume is then equal to the source. If the process is killed meanwhile, it can be called
+    /// again. After it, a move of the same uid would hash everything again, and nothing is left to finish.
     pub fn finish(self) -> Result<(), Error> {
         if !self.journal.exists() {
             return Ok(());

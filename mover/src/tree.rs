@@ -177,8 +177,8 @@ impl Tree {
         found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT) && mount.split(' ').nth(3) == Some("/")
     }
 
-    /// Whether the file system has quotas for projects, so that inodes may have project ids: no call that is safe in Rust
-    /// reads those.
+    /// Whether the file system has project quotas, so that inodes may have project ids. The ids themselves cannot be read
+    /// without unsafe code.
     pub(crate) fn has_projects(&self) -> bool {
         self.mount().is_some_and(|(_, mount)| has_project_quota(&mount))
     }
@@ -197,8 +197,8 @@ impl Tree {
     }
 }
 
-/// Whether this line of `mountinfo` is of a file system with quotas for projects. The options of the file system are its
-/// last field; XFS names those that are only counted `pqnoenforce`.
+/// Whether this line of `mountinfo` is of a file system with project quotas. The options of the file system are its last
+/// field; `pqnoenforce` are quotas of XFS that are counted and not enforced.
 fn has_project_quota(mount: &str) -> bool {
     let mut options = mount.rsplit(' ').next().unwrap_or_default().split(',');
     options.any(|option| matches!(option, "prjquota" | "pquota" | "pqnoenforce"))

@@ -13,14 +13,15 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// This file judges requests with a stolen token: each is an attack, or one that the driver sends.
+// Requests with a stolen token: each one is an attack, or a request that the driver sends.
 
 const (
 	fence      = "liqo-csi-remote.liqo-csi"
 	ofNoFabric = "shop"
 )
 
-// written returns a write by the identity of the home cluster: a creation without an old object, a deletion without a new one.
+// written returns a write by the identity of the home cluster: a creation if there is no old object, a deletion if there is no
+// new one.
 func written(resource string, namespace *corev1.Namespace, old, object string) request {
 	r := request{User: remoteUser, Operation: "UPDATE", Resource: resource, Namespace: namespace, OldObject: json.RawMessage(old), Object: json.RawMessage(object)}
 	switch {
@@ -32,7 +33,8 @@ func written(resource string, namespace *corev1.Namespace, old, object string) r
 	return r
 }
 
-func namespaceCalled(name string) *corev1.Namespace {
+// plainNamespace returns a namespace that no fabric has created.
+func plainNamespace(name string) *corev1.Namespace {
 	return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
 }
 
@@ -76,7 +78,7 @@ func mover(t *testing.T, changes, labels map[string]any) string {
 // With remoteAccess.move, RBAC allows to create and delete all pods of the listed namespaces and to forward their ports.
 // Policies leave of this what movers need.
 func TestMoversAreAllThatAnIdentityMayRun(t *testing.T) {
-	listed := namespaceCalled(ofNoFabric)
+	listed := plainNamespace(ofNoFabric)
 	create := func(changes, labels map[string]any) request {
 		return written("pods", listed, "", mover(t, changes, labels))
 	}
@@ -109,10 +111,10 @@ func TestMoversAreAllThatAnIdentityMayRun(t *testing.T) {
 		{"the label of a Service's pods", create(nil, map[string]any{"app": "db"}), fence + "-movers"},
 		{"the component of others", create(nil, map[string]any{"app.kubernetes.io/component": "db"}), fence + "-movers"},
 
-		{"the end of a mover", deletion("move-source-0123456789abcdef"), ""},
-		{"the end of a mover of the target", deletion("move-target-0123456789abcdef"), ""},
-		{"the end of a pod of a user", deletion("postgres-0"), fence + "-mover-pods"},
-		{"the end of a pod with a similar name", deletion("move-source-0123456789abcdef-0"), fence + "-mover-pods"},
+		{"deletion of a mover", deletion("move-source-0123456789abcdef"), ""},
+		{"deletion of a mover of the target", deletion("move-target-0123456789abcdef"), ""},
+		{"deletion of a pod of a user", deletion("postgres-0"), fence + "-mover-pods"},
+		{"deletion of a pod with a similar name", deletion("move-source-0123456789abcdef-0"), fence + "-mover-pods"},
 		{"the ports of a mover", forward("move-target-0123456789abcdef"), ""},
 		{"the ports of a pod of a user", forward("postgres-0"), fence + "-mover-pods"},
 		{"the ports of a pod without a name", forward(""), fence + "-mover-pods"},
@@ -130,7 +132,7 @@ func TestMoversAreAllThatAnIdentityMayRun(t *testing.T) {
 			checkRequests(t, Values{"remoteAccess": access}, all)
 			refused := refusals(t, Values{"remoteAccess": access}, []request{create(pre, nil)})[0]
 			if !strings.Contains(refused, "remoteAccess.pods.priorityClasses") {
-				t.Errorf("where the default priority is above 0, nothing says what to set: %s", refused)
+				t.Errorf("the refusal of a priority does not name the value to set: %s", refused)
 			}
 			access["pods"] = Values{"priorityClasses": []string{"high"}}
 			checkRequests(t, Values{"remoteAccess": access}, []checkedRequest{{"a listed priority", create(pre, nil), ""}})
@@ -138,8 +140,8 @@ func TestMoversAreAllThatAnIdentityMayRun(t *testing.T) {
 	}
 }
 
-// A volume of an in-tree kind is any disk, share or target that the nodes reach. Only listed kinds are allowed.
-func TestRemotePodsMountOnlyListedKinds(t *testing.T) {
+// With a volume of an in-tree type, a pod mounts any disk, share or target that the nodes reach. Only listed types are allowed.
+func TestRemotePodsMountOnlyListedTypes(t *testing.T) {
 	namespace := newRemoteNamespace("shop-rome")
 	pod := func(volume string) request {
 		return written("pods", namespace, "", `{"metadata": {"name": "p"}, "spec": {"automountServiceAccountToken": false,
@@ -157,7 +159,7 @@ func TestRemotePodsMountOnlyListedKinds(t *testing.T) {
 		`"nfs": {"server": "a", "path": "/"}`, `"photonPersistentDisk": {"pdID": "a"}`, `"portworxVolume": {"volumeID": "a"}`,
 		`"quobyte": {"registry": "a", "volume": "a"}`, `"rbd": {"monitors": ["a"], "image": "a"}`,
 		`"scaleIO": {"gateway": "a", "system": "a", "secretRef": {"name": "a"}}`, `"storageos": {"volumeName": "a"}`, `"vsphereVolume": {"volumePath": "a"}`,
-		`"kindOfTomorrow": {}`,
+		`"typeOfTomorrow": {}`,
 	}
 	never := []string{`"hostPath": {"path": "/"}`, `"flexVolume": {"driver": "a/b"}`, `"gitRepo": {"repository": "a"}`}
 	check := func(t *testing.T, values Values, volumes []string, words string) {
@@ -178,13 +180,13 @@ func TestRemotePodsMountOnlyListedKinds(t *testing.T) {
 	nfs := Values{"pods": Values{"volumeTypes": []string{"nfs"}}}
 	check(t, nfs, direct[10:11], "")
 	check(t, nfs, direct[:10], value)
-	everyKind := Values{"pods": Values{"volumeTypes": "any"}}
-	check(t, everyKind, direct, "")
-	check(t, everyKind, never, "may not have hostPath")
+	everyType := Values{"pods": Values{"volumeTypes": "any"}}
+	check(t, everyType, direct, "")
+	check(t, everyType, never, "may not have hostPath")
 	check(t, Values{"pods": Values{"inlineDrivers": []string{}}}, harmless[7:8], "remoteAccess.pods.inlineDrivers")
 	for _, wrong := range []any{"all", []string{"hostPath"}, []string{"NFS"}} {
 		if _, err := helm(t).Render(t.Context(), Release, Namespace, remoteFabric(Values{"pods": Values{"volumeTypes": wrong}})); err == nil {
-			t.Errorf("the kinds %v are accepted", wrong)
+			t.Errorf("the types %v are accepted", wrong)
 		}
 	}
 	// Pods from before an upgrade stay, and their resources and labels change.
@@ -217,14 +219,14 @@ func TestRemotePodsGetNoIdentityOfTheCluster(t *testing.T) {
 	})
 }
 
-// Service accounts of the fabric's namespaces are held to what the identity is held to, and others are not.
+// The policies of the identity also limit the service accounts of the fabric's namespaces, and no others.
 func TestAccountsOfRemoteNamespacesAreLimitedLikeTheIdentity(t *testing.T) {
 	const endpointSlices, bindings = "endpointslices.discovery.k8s.io", "rolebindings.rbac.authorization.k8s.io"
 	of := func(user, namespace string) func(resource, object string) request {
 		return func(resource, object string) request {
 			there := newRemoteNamespace(namespace)
 			if namespace == ofNoFabric {
-				there = namespaceCalled(namespace)
+				there = plainNamespace(namespace)
 			}
 			r := written(resource, there, "", object)
 			r.User = user
@@ -252,7 +254,7 @@ func TestAccountsOfRemoteNamespacesAreLimitedLikeTheIdentity(t *testing.T) {
 		{"external addresses", in("services", external), fence + "-accounts-configuration"},
 		{"a load balancer", in("services", balanced), fence + "-accounts-configuration"},
 		{"a token", in("secrets", token), fence + "-accounts-configuration"},
-		{"the end of a token", deleted, fence + "-accounts-configuration"},
+		{"deletion of a token", deleted, fence + "-accounts-configuration"},
 		{"an EndpointSlice", in(endpointSlices, slice("mine", "10.0.0.1")), fence + "-accounts-endpointslices"},
 		{"another address", in(endpointSlices, slice("fabric.storage.liqo.io", "192.0.2.1")), fence + "-accounts-endpointslices"},
 		{"Endpoints, which become EndpointSlices", in("endpoints", endpoints), fence + "-accounts-endpointslices"},
@@ -275,7 +277,7 @@ func TestAccountsOfRemoteNamespacesAreLimitedLikeTheIdentity(t *testing.T) {
 	}
 }
 
-// An administrator who removes a label of a remote namespace does not prevent that it is unoffloaded.
+// An administrator who removes a label of a remote namespace does not prevent its deletion when it is no longer offloaded.
 func TestRemoteNamespacesAreDeletedByTheLabelOfTheirHomeCluster(t *testing.T) {
 	without := func(label string) (namespace *corev1.Namespace, object string) {
 		namespace = newRemoteNamespace("shop-rome")
@@ -314,7 +316,7 @@ func TestRemoteVolumesGetNoFinalizers(t *testing.T) {
 	})
 }
 
-// A node that nobody declared, or without the taint of virtual nodes, would attract the pods of this cluster.
+// A node of no RemoteCluster, or without the taint of virtual nodes, would attract the pods of this cluster.
 func TestFabricMakesOnlyDeclaredNodes(t *testing.T) {
 	const fabricUser = "system:serviceaccount:liqo-csi:liqo-csi-fabric"
 	const taint, note = `{"key": "virtual-node.liqo.io/not-allowed", "value": "true", "effect": "NoExecute"}`, `{"key": "note", "effect": "PreferNoSchedule"}`
@@ -327,7 +329,7 @@ func TestFabricMakesOnlyDeclaredNodes(t *testing.T) {
 	by := func(resource, old, object string) request {
 		var in *corev1.Namespace
 		if strings.HasPrefix(resource, "leases") {
-			in = namespaceCalled("kube-node-lease")
+			in = plainNamespace("kube-node-lease")
 		}
 		r := written(resource, in, old, object)
 		r.User, r.Rights = fabricUser, []string{"run fabricnodes.storage.liqo.io liqo-csi rome"}
@@ -345,7 +347,7 @@ func TestFabricMakesOnlyDeclaredNodes(t *testing.T) {
 		{"the taint, that others removed", by("nodes", node("rome"), node("rome", taint)), ""},
 		{"a status while others have removed the taint", by("nodes/status", node("rome"), node("rome")), ""},
 		// The Role does not name the node of a RemoteCluster that is gone.
-		{"the end of a node", by("nodes", node("gone", taint), ""), ""},
+		{"deletion of a node", by("nodes", node("gone", taint), ""), ""},
 		{"a status", by("nodes/status", node("gone", taint), node("gone", taint)), ""},
 		{"the lease of a declared node", by(kindOfLeases, "", lease("rome")), ""},
 		{"the lease of a node that nobody declared", by(kindOfLeases, "", lease("worker")), leases},

@@ -44,7 +44,7 @@ func (c *Cluster) Restart(ctx context.Context, component string) error {
 	return c.ensureComponent(ctx, component)
 }
 
-// RestartWith restarts a component with additional flags, until Restart.
+// RestartWith restarts a component with additional flags. Restart starts it without them again.
 func (c *Cluster) RestartWith(ctx context.Context, name string, flags ...string) error {
 	known, err := c.component(name)
 	if err != nil {

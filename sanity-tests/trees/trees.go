@@ -38,7 +38,7 @@ const (
 	xattrField = "attribute "
 	// unseenXattrs are lost without consent, as docs/move.md says: only privileged users can read them.
 	unseenXattrs = "trusted."
-	// slack is how many bytes of holes a copy of a file may fill: less than a block, which has the same size on both sides.
+	// slack is how many bytes of holes a copy of a file may fill: less than a block. Blocks have the same size on both sides.
 	slack   = 4<<10 - 1
 	unknown = -1
 )

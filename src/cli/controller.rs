@@ -79,10 +79,10 @@ pub(super) struct Args {
     /// Secrets in --namespace for pulling it.
     #[arg(long, value_delimiter = ',')]
     mover_pull_secrets: Vec<String>,
-    /// The most CPU that a `VolumeMove` may request for its movers [default: any].
+    /// The most CPU that a `VolumeMove` may set as a request or limit of its movers [default: any].
     #[arg(long)]
     mover_max_cpu: Option<String>,
-    /// The most memory that a `VolumeMove` may request for its movers [default: any].
+    /// The most memory that a `VolumeMove` may set as a request or limit of its movers [default: any].
     #[arg(long)]
     mover_max_memory: Option<String>,
     /// Service account of the pods that connect movers through API servers.

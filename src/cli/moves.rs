@@ -127,8 +127,8 @@ struct UndoArgs {
     #[arg(long, value_enum, value_delimiter = ',', value_name = "WHAT")]
     accept_loss: Vec<MayBeLost>,
     /// Delete the copy that the first move still keeps in a remote cluster, if it has the name of the claim there:
-    /// the move back needs that name. First a dry run checks that nothing else blocks the move back. Both are
-    /// waited for, also with --no-wait.
+    /// the move back needs that name. First a dry run checks what else blocks the move back. The command waits for
+    /// both, also with --no-wait.
     #[arg(long)]
     delete_kept_copy: bool,
 }

@@ -121,9 +121,13 @@ impl<'a> ClaimGates<'a> {
             .collect();
         let mut spec = json!({ "schedulingGates": others });
         let clusters = &self.home.views().remote_clusters;
-        // A pod for a cluster that is not known yet would be held at home for ever.
+        // Until all clusters are read, a pod that only one of them can run might be kept at home for ever.
         clusters.complete().await;
-        let is_remote = |name: &str| clusters.get(name).is_some();
+        let clusters = clusters.all();
+        let is_remote = |name: &str| {
+            let mut all = clusters.iter();
+            all.any(|it| it.name_any() == name || it.fabric_node().as_deref() == Some(name))
+        };
         match gate_step(&ties, is_remote_only(&json!(pod.spec), is_remote)) {
             GateStep::Open => {}
             GateStep::HoldHome => spec["affinity"] = home_affinity(&pod),
@@ -376,14 +380,15 @@ mod tests {
     async fn a_remote_only_pod_with_a_home_claim_is_reported() {
         for selector in [
             json!({"liqo.io/type": "virtual-node"}),
-            json!({"kubernetes.io/hostname": "milan"}),
+            json!({"liqo.io/remote-cluster-id": "milan"}),
+            json!({"kubernetes.io/hostname": "virtual-milan"}),
         ] {
             let api = FakeApi::start().await;
             world(&api);
             claim(&api, "tied", "local-path", None);
             api.put(
                 "/apis/storage.liqo.io/v1alpha1/remoteclusters/milan",
-                json!({"spec": {}}),
+                json!({"spec": {"fabric": {"nodeName": "virtual-milan"}}}),
             );
             pod(&api, &["tied"]);
             api.change(POD, |pod| pod["spec"]["nodeSelector"] = selector);

@@ -103,12 +103,12 @@ pub struct HelperSettings {
     pub relay_account: String,
     /// What users may choose.
     pub policy: Policy,
-    /// The most that users may request for movers; `None` is any amount.
+    /// The most that users may set as a request or limit of movers; `None` is any amount.
     pub most: Amounts,
 }
 
 impl HelperSettings {
-    /// Which resources of a move are more than users may request.
+    /// Which resources of the movers are more than users may set.
     #[must_use]
     pub fn excess(&self, mover: &Mover) -> Vec<String> {
         let resources = mover.resources.clone().unwrap_or_default();
@@ -122,9 +122,11 @@ impl HelperSettings {
         });
         let excess = all.filter_map(|(kind, resource, wanted, most)| {
             let (Quantity(wanted), Quantity(most)) = (wanted?, most.as_ref()?);
-            (nanos(&wanted)? > nanos(most)?).then(|| {
+            // API servers accept larger quantities than fit here.
+            let fits = matches!((nanos(&wanted), nanos(most)), (Some(wanted), Some(most)) if wanted <= most);
+            (!fits).then(|| {
                 format!(
-                    "spec.mover.resources.{kind}.{resource} is {wanted}, and this driver allows {most} (mover.maxResources of its \\
+                    "spec.mover.resources.{kind}.{resource} is {wanted}, and this driver allows {most} (mover.maxResources of its \
                      chart)"
                 )
             })

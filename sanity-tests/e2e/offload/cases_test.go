@@ -140,7 +140,7 @@ func TestSubPathMayUseAnAnnotationThatIsAddedLater(t *testing.T) {
 	n.WaitReady("web")
 }
 
-// A pod writes here, its volume moves, and a pod there finds what it has written.
+// A pod writes at home, its volume moves, and a pod in the remote cluster reads what it has written.
 func TestSubPathWithTheNamespaceIsTheSameRemotely(t *testing.T) {
 	n, remote := renamedTenant(t, "--pod-offloading-strategy", "LocalAndRemote")
 	if err := driver.ImportImage(t.Context(), remote.Cluster); err != nil {

@@ -16,11 +16,11 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-// droppedField is the field in the message of a pod whose field the remote API server has not stored.
+// droppedField matches the field in the message of a pod of which the remote API server has not stored a field.
 var droppedField = regexp.MustCompile(`\bspec(\.[A-Za-z]+(\[[^\]]*\])?)+`)
 
-// The remote API server has no beta feature, so it drops their fields without an error, as an older one does. A pod with
-// such a field is refused and the field named; without these fields it runs, and no other field is missing there.
+// The remote API server runs without beta features and drops their fields without an error, as an older one does. A pod with
+// such a field is refused with the name of the field; without these fields it runs, and no other field is missing there.
 func TestFieldsThatTheRemoteClusterDropsAreNamed(t *testing.T) {
 	n := newExclusiveTenant(t)
 	there := user.Cluster(t, "remote")
@@ -48,7 +48,7 @@ func TestFieldsThatTheRemoteClusterDropsAreNamed(t *testing.T) {
 		}
 	}
 	for field, example := range found.wrong {
-		user.Violated(t, "%s is not as at home, without a word: %s", field, example)
+		user.Violated(t, "%s differs from home, and nothing reports it: %s", field, example)
 	}
 	if len(dropped) == 0 {
 		t.Error("no field was dropped, so this test has shown nothing")
@@ -119,7 +119,7 @@ func (n tenant) waitAcceptedOrRefused(remote *user.Namespace, name string) (fiel
 	return field
 }
 
-// byIdentity returns the path of a field with identities for the numbers that API servers write.
+// byIdentity returns the path of a field with the identities of elements instead of the indexes that API servers write.
 func byIdentity(spec any, path string) (at string) {
 	for _, part := range regexp.MustCompile(`\.[A-Za-z]+|\[[^\]]*\]`).FindAllString(path, -1) {
 		switch value := spec.(type) {

@@ -27,8 +27,8 @@ const POLL: Duration = Duration::from_millis(if cfg!(test) { 10 } else { 500 });
 
 impl Remote {
     /// Waits, if a session was ended, until no API server accepts its tokens any more. With `revoke` it ends the
-    /// current one first, revokes tokens that never expire, and begins another session. If there is no session, the
-    /// caller begins one, or nothing is revoked: no token could be given afterwards.
+    /// current one first, revokes tokens that never expire, and begins another session. Without a session it revokes
+    /// nothing, unless the caller begins one afterwards: otherwise the driver would be left without a token.
     pub(super) async fn end_session(
         &self,
         namespace: &NamespaceName,

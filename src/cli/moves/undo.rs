@@ -46,7 +46,8 @@ pub(super) async fn undo(
     volume::create_move(place, back).await
 }
 
-/// Checks by a dry run that nothing but the kept copies blocks the move back.
+/// Checks by a dry run that nothing but the kept copies blocks the move back. While these exist, the preflight cannot find
+/// out whether the clusters admit the twins and movers of the move back.
 async fn check(place: &Place, of: &VolumeMove, back: &VolumeMoveSpec) -> Outcome {
     let spec = VolumeMoveSpec {
         dry_run: true,
@@ -54,7 +55,7 @@ async fn check(place: &Place, of: &VolumeMove, back: &VolumeMoveSpec) -> Outcome
     };
     let name = volume::create_move(place, spec).await?;
     eprintln!(
-        "checking by the dry run {}/{name} what else blocks the move back",
+        "the dry run {}/{name} checks what else blocks the move back",
         place.namespace
     );
     let findings = until(place, &name, |dry| dry.status.as_ref()?.preflight.clone()).await?;
@@ -70,15 +71,15 @@ async fn check(place: &Place, of: &VolumeMove, back: &VolumeMoveSpec) -> Outcome
     .into())
 }
 
-/// Ends the retention of the source, and waits until it is deleted.
+/// Ends the retention of the source, and waits until the move has deleted it.
 async fn release(place: &Place, of: &VolumeMove) -> Outcome {
     let patch = json!({"metadata": {"uid": of.metadata.uid}, "spec": {"retainSource": "0s"}});
     place.moves.merge(&of.name_any(), &patch).await?;
     let is_over = |now: &VolumeMove| describe::phase(now).filter(|phase| *phase != Phase::Retaining);
     match until(place, &of.name_any(), is_over).await? {
         Phase::Done => Ok(()),
-        _ => Err(format!(
-            "{}/{}: the kept copy was not deleted, as the move has gone on otherwise: see liqo-csi move status",
+        other => Err(format!(
+            "{}/{}: the kept copy was not deleted, because the move is in the phase {other}: see liqo-csi move status",
             place.namespace,
             of.name_any()
         )
@@ -86,7 +87,7 @@ async fn release(place: &Place, of: &VolumeMove) -> Outcome {
     }
 }
 
-/// Reads the move until this is something, and prints what it waits for.
+/// Reads the move until `of` returns something, and prints what the move waits for.
 async fn until<T>(place: &Place, name: &str, of: impl Fn(&VolumeMove) -> Option<T>) -> Outcome<T> {
     let mut waited_for = None;
     loop {
@@ -148,9 +149,9 @@ fn reverse(of: &VolumeMove, accepted: Vec<Loss>) -> Result<VolumeMoveSpec, Strin
     })
 }
 
-/// The copies that are kept under the names that the twins of the move back need, of when they are and until when they
-/// are kept; `None` if there are none. Twins of this cluster have other names, and of a move within a remote cluster
-/// only a `PersistentVolume` is kept.
+/// The copies that are kept under the names that the twins of the move back need, when they were made and until when
+/// they are kept; `None` if there are none. Twins of this cluster have other names, and a move within a remote cluster
+/// keeps only a `PersistentVolume`.
 fn kept_copies(of: &VolumeMove) -> Option<String> {
     if describe::phase(of) != Some(Phase::Retaining) {
         return None;

@@ -60,7 +60,7 @@ pub(super) struct VolumeArgs {
     /// For how long the source is kept after the move.
     #[arg(long, value_name = "DURATION", default_value = "24h")]
     retain_source: String,
-    /// Which losses to accept, as the move reports them before it begins.
+    /// Which losses to accept. For others the move is refused, or waits.
     #[arg(long, value_enum, value_delimiter = ',', value_name = "WHAT")]
     accept_loss: Vec<MayBeLost>,
     /// Return once the `VolumeMove` is created, without following it.

@@ -99,10 +99,10 @@ pub struct VolumeMoveSpec {
     #[serde(default)]
     pub transport: Transport,
 
-    /// Accepted losses. If the move detects other ones, it waits until they are added here, or until
-    /// what would be lost is removed. It does not detect attributes of the namespace trusted, which are
-    /// lost: do not move volumes with directories of overlayfs (as container engines have them) or
-    /// gluster.
+    /// Accepted losses. The move is refused if the volumes have snapshots and Snapshots is not accepted.
+    /// If it detects other losses, or snapshots later, it waits until they are added here, or until what
+    /// would be lost is removed. It does not detect attributes of the namespace trusted, which are lost:
+    /// do not move volumes with directories of overlayfs (as container engines have them) or gluster.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 4))]
     #[x_kube(merge_strategy = ListMerge::Set)]
@@ -283,7 +283,7 @@ pub enum Route {
 pub const UNSEEN: &str = "attributes of the namespace trusted are neither seen nor carried over: do not move volumes with \
                           directories of overlayfs (as container engines have them) or gluster";
 
-/// What the preflight finds about a twin that the `VolumeMove` with this uid keeps. `liqo-csi move undo` recognises it.
+/// The finding of the preflight about a twin that the `VolumeMove` with this uid keeps. `liqo-csi move undo` looks for it.
 #[must_use]
 pub fn kept_source(by: &str) -> String {
     format!(

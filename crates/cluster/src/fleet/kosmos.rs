@@ -53,7 +53,7 @@ pub(super) fn is_virtual(node: &Node) -> bool {
 pub(super) struct Kosmos {
     clusters: View<Member>,
     allowed: Allowed,
-    /// The clusters with names that cannot be ids.
+    /// The clusters whose names cannot be ids: each is logged once.
     unusable: OngoingOfEach,
 }
 

@@ -15,7 +15,7 @@ use crate::{
 pub(super) struct Failures(OngoingOfEach);
 
 impl Failures {
-    /// Forgets those of other volumes.
+    /// Forgets the failures of other volumes.
     pub(super) fn keep(&self, is_kept: impl Fn(&str) -> bool) {
         self.0
             .keep(|key| key.split_once('/').is_some_and(|(_, volume)| is_kept(volume)));

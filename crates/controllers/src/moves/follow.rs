@@ -661,7 +661,7 @@ fn both_copies(waiting: &[(usize, Waiting)], moved: &[MovedVolume]) -> String {
             Place::Unreachable(_) | Place::Gone => format!("one in the cluster {}", side.id.cluster),
         });
         format!(
-            "Of the claim {} these are the PersistentVolume {} and the twins {}",
+            "The deleted claim {} had the PersistentVolume {}, whose copies are the twins {}",
             moved.claim.name,
             moved.source.id.name,
             twins.join(" and ")

@@ -20,8 +20,8 @@ use crate::{
 /// Pods whose last report is remembered.
 const MOST_REPORTED: usize = 10_000;
 
-/// Kubernetes keeps events for this long.
-const EVENTS_EXIST: Duration = Duration::from_hours(1);
+/// The default of `--event-ttl` of API servers.
+const EVENT_TTL: Duration = Duration::from_hours(1);
 
 /// The shortest time between two events on a pod, however often its remote pod changes.
 const EACH: Duration = Duration::from_mins(1);
@@ -32,16 +32,15 @@ const OVERDUE: SignedDuration = SignedDuration::from_mins(1);
 /// The last report on each pod: uid, text and time.
 pub(super) type Reported = Mutex<BTreeMap<String, (String, String, Instant)>>;
 
-/// What was reported of the pods of each owner.
+/// The last event on a pod of each owner: its text and time.
 #[derive(Default)]
-pub(super) struct OfOwners(Mutex<BTreeMap<OfOwner, (String, Instant)>>);
+pub(super) struct OwnerEvents(Mutex<BTreeMap<OwnerEvent, (String, Instant)>>);
 
-/// The uid of an owner, and the reason of an event.
-type OfOwner = (String, &'static str);
+/// The uid of an owner, and the reason of the event.
+type OwnerEvent = (String, &'static str);
 
-impl OfOwners {
-    /// Whether this was not reported of another pod of the same owner, for as long as events exist. A pod without
-    /// an owner stands alone.
+impl OwnerEvents {
+    /// Whether no other pod of the same owner has this event already. True for a pod without an owner.
     pub(super) fn is_new(&self, home: &RawPod, reason: &'static str, note: &str) -> bool {
         let mut owners = home.owner_references().iter();
         let Some(owner) = owners.find(|owner| owner.controller == Some(true)) else {
@@ -49,14 +48,14 @@ impl OfOwners {
         };
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if all.len() >= MOST_REPORTED {
-            all.retain(|_, (_, when)| when.elapsed() < EVENTS_EXIST);
+            all.retain(|_, (_, when)| when.elapsed() < EVENT_TTL);
         }
         if all.len() >= MOST_REPORTED {
             all.clear();
         }
         let key = (owner.uid.clone(), reason);
         let known = all.get(&key);
-        if known.is_some_and(|(known, when)| known == note && when.elapsed() < EVENTS_EXIST) {
+        if known.is_some_and(|(known, when)| known == note && when.elapsed() < EVENT_TTL) {
             return false;
         }
         all.insert(key, (note.to_owned(), Instant::now()));

@@ -32,7 +32,7 @@ pub(super) const REFLECTION_REFUSED: &str = "ReflectionRefused";
 enum Here {
     Absent,
     Copied,
-    /// The reason why it never is.
+    /// It exists and is not copied, for this reason.
     NotCopied(String),
 }
 
@@ -149,8 +149,8 @@ impl Pods<'_> {
         Ok(found.is_some())
     }
 
-    /// The optional objects that are never copied and that the remote cluster does not have, with the reasons. Secrets
-    /// with which images are pulled do not count: nodes there may pull them without.
+    /// The optional objects that are never copied and that the remote cluster does not have, with the reasons.
+    /// `imagePullSecrets` do not count: nodes there may pull the images without them.
     async fn left_out(&self, home: &RawPod, place: &Place, namespace: &str) -> Result<Vec<String>, ApiError> {
         let (copies, own) = (self.copies(home), home.namespace().unwrap_or_default());
         let mut pod = home.json();
@@ -289,7 +289,7 @@ impl Pods<'_> {
         let of_services = match self.of_services(home, &addresses).await {
             Ok(of_services) => of_services,
             Err(error) => {
-                tracing::warn!(pod = home.key(), %error, "failed to find the Services whose addresses the configuration of a pod may have");
+                tracing::warn!(pod = home.key(), %error, "failed to read the addresses of Services, to compare those in the configuration of a pod");
                 BTreeMap::new()
             }
         };

@@ -32,7 +32,7 @@ use tokio_util::sync::CancellationToken;
 pub use self::given_up::GivenUp;
 pub(super) use self::given_up::avoided_now;
 use self::{
-    addresses::{OfOwners, Reported},
+    addresses::{OwnerEvents, Reported},
     admitted::Admitted,
     changes::Sent,
     given_up::Waited,
@@ -86,7 +86,7 @@ pub(super) struct Pods<'a> {
     state: Mutex<State>,
     reads: Semaphore,
     reported: Reported,
-    owners: OfOwners,
+    owners: OwnerEvents,
     status_rates: StatusRates,
     read_rate: ReadRate,
     sweep_rate: SweepRate,
@@ -185,7 +185,7 @@ impl<'a> Pods<'a> {
             }),
             reads: Semaphore::new(READS),
             reported: Reported::default(),
-            owners: OfOwners::default(),
+            owners: OwnerEvents::default(),
             status_rates: StatusRates::default(),
             read_rate: ReadRate::default(),
             sweep_rate: SweepRate::default(),

@@ -105,7 +105,7 @@ pub(super) fn addresses(text: &str) -> impl Iterator<Item = IpAddr> {
         .filter(|it| !it.is_loopback() && !it.is_unspecified())
 }
 
-/// The parts of a text that consist of these characters, except those that the length of a prefix follows.
+/// The parts of a text that consist of these characters, without those in front of a prefix length such as `/16`.
 fn words(text: &str, is_of_word: impl Fn(char) -> bool) -> impl Iterator<Item = &str> {
     let paths = text.split(move |it| !is_of_word(it) && it != '/');
     paths.flat_map(|path| {

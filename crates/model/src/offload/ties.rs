@@ -73,8 +73,8 @@ pub fn gate_step(ties: &[Tie], remote_only: bool) -> GateStep {
 }
 
 /// Whether a pod spec admits virtual nodes only: by its node selector, which also the `RuntimeClass` writes, or by
-/// all of its required terms. `is_remote`: whether this is the name of a remote cluster, and so of its virtual node. Of
-/// other labels it is not known that only virtual nodes have them.
+/// all of its required terms. `is_remote`: whether this is the name of a remote cluster, or of its virtual node. Other labels,
+/// such as a region, may also be on real nodes.
 #[must_use]
 pub fn is_remote_only(spec: &Value, is_remote: impl Fn(&str) -> bool) -> bool {
     let is_virtual = |key: &str, value: &Value| match (key, value.as_str().unwrap_or_default()) {

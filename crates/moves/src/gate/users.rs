@@ -138,8 +138,8 @@ impl MovedVolume {
         })
     }
 
-    /// Who else uses the volume at a remote target, and may have written to it: pods with the twin and, with the rights to
-    /// read them, nodes without the mover to which it is attached. At home the driver gives it to no other pod.
+    /// What else uses the volume at a remote target, and may have written to it: pods with the twin and, with the right to
+    /// list attachments, nodes without the mover to which it is attached. At home the driver gives it to no other pod.
     pub(crate) async fn users_of_target(&self) -> Result<Vec<String>, ApiError> {
         let site = match &self.target.place {
             Place::Site(site) if site.remote_cluster().is_some() => site,

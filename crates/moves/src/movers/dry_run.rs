@@ -86,7 +86,7 @@ impl ClusterHelpers {
         let Some(mut wanted) = side_objects.mover(of, Some(EXAMPLE.into()), &no_secret) else {
             return Ok(Vec::new());
         };
-        // After the drain there are no pods whose level a mover could have.
+        // A mover that is created after the drain has no pods whose level it could have.
         wanted.level = None;
         let pod = wanted.made(&self.settings, &name);
         let secret_owner = PodObject::Pod(&pod).secret_owner();

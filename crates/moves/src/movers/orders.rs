@@ -116,7 +116,7 @@ struct State {
     passes: u32,
     roots: Option<(String, String)>,
     route: Option<Route>,
-    /// Who uses the target besides its mover, if anybody.
+    /// Which pods and nodes use the target besides its mover, if any.
     target_users: Option<String>,
 }
 
@@ -229,7 +229,7 @@ impl Orders {
         Applied::Done
     }
 
-    /// Records who else uses the target.
+    /// Records which pods and nodes use the target besides its mover. Earlier ones stay recorded: they may have written.
     pub(super) fn record_users(&self, moved: &MovedVolume, others: &[String]) {
         if !others.is_empty() {
             let mut all = lock(&self.0);

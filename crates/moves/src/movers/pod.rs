@@ -51,8 +51,10 @@ const GRACE: i64 = 1;
 const UNSCHEDULABLE: &str = "node.kubernetes.io/unschedulable";
 /// The user id in the driver's image.
 const NOBODY: i64 = 65532;
-/// A level of `SELinux` with all categories. It may read what pods of any categories have written.
+/// The `SELinux` level with all categories: its processes may read what pods with any categories have written.
 const ALL_CATEGORIES: &str = "s0:c0.c1023";
+/// With this `seLinuxChangePolicy`, kubelets do not mount volumes with the label of the pod.
+const RECURSIVE: &str = "Recursive";
 /// Length of the fingerprint of a pod.
 const DIGITS: usize = 16;
 
@@ -150,9 +152,12 @@ impl MoverPod<'_> {
                 run_as_non_root: Some(user.is_some()),
                 seccomp_profile: Some(runtime_default()),
                 se_linux_options: reads.then(|| SELinuxOptions {
-                    level: Some(self.level().to_owned()),
+                    level: Some(self.level.unwrap_or(ALL_CATEGORIES).to_owned()),
                     ..SELinuxOptions::default()
                 }),
+                // With the feature SELinuxMount, kubelets mount a volume with the label of its pods, and a pod with another
+                // label waits. If the other pods name no label, this mounts it without one, as for them.
+                se_linux_change_policy: (reads && self.level.is_none()).then(|| RECURSIVE.to_owned()),
                 ..PodSecurityContext::default()
             }),
             affinity: on_one_of(&self.nodes).or_else(|| self.before.map(PreviousNode::preferred)),
@@ -170,12 +175,6 @@ impl MoverPod<'_> {
     /// Whether the volume is mounted writable for a mover that only reads it.
     fn is_writable(&self) -> bool {
         self.is_never_read_only && self.device.is_none()
-    }
-
-    /// The `SELinux` level of a source mover. If labels are changed to it, it has to be that of the other pods.
-    fn level(&self) -> &str {
-        let of_users = self.level.filter(|_| self.is_writable());
-        of_users.unwrap_or(ALL_CATEGORIES)
     }
 
     /// A digest of what requires a new pod when it changes. Its nodes are checked on the pod itself.

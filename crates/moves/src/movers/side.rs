@@ -36,8 +36,8 @@ const PAUSE_SECONDS: i64 = 10;
 const ATTACHER: &str = "external-attacher/";
 /// The driver that creates the PV of a claim, as kube-controller-manager writes it.
 const PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
-/// Drivers that mount the device again for each pod, and change the mode of its root then: they fail for a read-only
-/// volume, and in any case while it is mounted writable. At home the node plugin requests a writable one of them.
+/// Drivers that mount the device again for each pod, and change the mode of its root then. A read-only mount fails, in any
+/// case while the device is mounted writable. At home the node plugin requests a writable mount from them.
 const NEVER_READ_ONLY: [&str; 2] = ["topolvm.io", "topolvm.cybozu.com"];
 
 /// One side of a claim's move, and the objects that exist there.
@@ -67,7 +67,7 @@ pub(super) struct MoverSide<'a> {
     pub(super) before: Option<PreviousNode>,
     /// The size in bytes of a volume of mode Block.
     pub(super) device: Option<u64>,
-    /// Whether the driver of a remote source cannot mount it read-only; it is read while there is no mover.
+    /// Whether the driver of a remote source cannot mount it read-only. Only read while there is no mover.
     pub(super) is_never_read_only: bool,
     /// The `SELinux` level of the source's pods, if they name one and the same.
     pub(super) level: Option<String>,

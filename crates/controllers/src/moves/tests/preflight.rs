@@ -384,8 +384,13 @@ async fn movers_that_are_larger_than_the_driver_allows_are_reported() {
             "64Gi",
             vec![
                 "requests.memory is 64Gi",
-                "limits.memory is 64Gi, and this driver allows 4Gi",
+                "limits.memory is 64Gi, and this driver allows 4Gi (mover.maxResources of its chart)",
             ],
+        ),
+        (
+            "1",
+            "999999999999999999Ei",
+            vec!["requests.memory is 9", "limits.memory is 9"],
         ),
     ] {
         let mut world = World::new(sized(cpu, memory)).await;

@@ -67,7 +67,7 @@ const BY_ANNOTATION: [(&str, &str); 4] = [
     ("IPPool", "cni.projectcalico.org/ipv4pools"),
     ("IPPool", "cni.projectcalico.org/ipv6pools"),
 ];
-/// What is only less than the pod asks for, as all replicas of a workload do: one event for all of them is enough.
+/// Reasons that concern all replicas of a workload alike and stop none of them: one event for all is enough.
 const OF_ALL_REPLICAS: [&str; 2] = ["PriorityNotCarried", "TopologySpreadPreferred"];
 /// The longest name in an event.
 const LONGEST_NAMED: usize = 128;
@@ -395,13 +395,13 @@ fn pod_affinity(spec: &Value, cluster: &str) -> Vec<(&'static str, String)> {
         );
     }
     let of_required = format!(
-        "the pod has required terms in its {}: the scheduler here counts the cluster {cluster} as one node, and the one there only \
-         prefers it. If that is not enough, keep the pod on nodes of this cluster",
+        "the pod has required terms in its {}: the scheduler here counts the cluster {cluster} as one node, and the scheduler there \
+         takes them as preferences. If that is not enough, keep the pod on nodes of this cluster",
         joined(&preferred)
     );
     let of_others = format!(
         "the pod has terms with namespaces or a namespaceSelector in its {}: they do not apply in the cluster {cluster}, where \
-         the namespaces are others. If that is not enough, keep the pod on nodes of this cluster",
+         namespaces have other names or labels. If that is not enough, keep the pod on nodes of this cluster",
         joined(&left_out)
     );
     let all = [(preferred, of_required), (left_out, of_others)].into_iter();
@@ -436,8 +436,9 @@ fn priority_left_out(spec: &Value, destination: &Destination<'_>) -> Option<(&'s
     let cluster = destination.cluster;
     let value = priority.map_or_else(String::new, |it| format!(" ({it})"));
     let note = format!(
-        "the pod has the PriorityClass {class}{value}, which is not carried to the cluster {cluster}: there the default priority of \
-         that cluster counts. Set pods.priorityClassName in RemoteCluster {cluster}, or keep the pod on nodes of this cluster"
+        "the pod has the PriorityClass {class}{value}, which is not carried to the cluster {cluster}: there it has the default \
+         priority of that cluster. Set spec.fabric.pods.priorityClassName of RemoteCluster {cluster}, or keep the pod on nodes of \
+         this cluster"
     );
     Some(("PriorityNotCarried", note))
 }

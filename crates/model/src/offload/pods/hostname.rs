@@ -8,7 +8,7 @@ use crate::offload::names::is_own_there;
 
 /// The longest host name in Linux. A kubelet starts no pod with a longer one.
 const LONGEST: usize = 64;
-/// What most clusters have as their domain, with the dot before it.
+/// The default domain of clusters, with the dot before it.
 const USUAL_DOMAIN: &str = ".cluster.local";
 
 /// Why no kubelet of the remote cluster starts the pod in this namespace, whatever the domain of the cluster.
@@ -32,15 +32,16 @@ pub fn refused_hostname(home: &Value, namespace: &str) -> Option<String> {
 pub(super) fn long_hostname(home: &Value, destination: &Destination<'_>) -> Option<(&'static str, String)> {
     let name = hostname(home, destination.namespace)? + USUAL_DOMAIN;
     let note = format!(
-        "with setHostnameAsFQDN the pod has the host name {name} in the cluster {}, unless that has another domain, and no \
-         kubelet starts a pod whose host name has more than {LONGEST} characters: use a shorter hostname or subdomain, or keep \
-         the pod on nodes of this cluster",
+        "with setHostnameAsFQDN the pod has the host name {name} in the cluster {}, if the domain of that cluster is \
+         cluster.local, and no kubelet starts a pod whose host name has more than {LONGEST} characters: use a shorter hostname \
+         or subdomain, or keep the pod on nodes of this cluster",
         destination.cluster
     );
     (name.len() > LONGEST).then_some(("HostnameTooLong", note))
 }
 
-/// The host name without the domain of the cluster, if that is in it. Without a subdomain, kubelets use the short name.
+/// The host name without the domain of the cluster; `None` if it has no domain. Without a subdomain, kubelets use the short
+/// name.
 fn hostname(home: &Value, namespace: &str) -> Option<String> {
     let spec = &home["spec"];
     let text = |value: &Value| value.as_str().filter(|it| !it.is_empty()).map(str::to_owned);

@@ -230,7 +230,7 @@ fn pause(last: &Avoided, facts: &UnplacedFacts<'_>) -> i64 {
     half.clamp(seconds(PAUSE), seconds(LONGEST_AVOIDED) / 2)
 }
 
-/// Whether the pod came to its cluster after the last one was given up. Others may have waited beside that one.
+/// Whether the pod came to its cluster after the last one was given up. Otherwise both waited at the same time.
 fn came_after(last: &Avoided, facts: &UnplacedFacts<'_>) -> bool {
     seconds(facts.waited) <= facts.now.saturating_sub(last.since)
 }

@@ -102,10 +102,10 @@ pub struct Original {
     /// Some of the namespaces of Services that its data name, if it is a `ConfigMap` or Secret: they are compared and
     /// never written anywhere, because a Secret may hold them.
     pub namespaces: BTreeSet<String>,
-    /// What short names such as `db.data` may mean, if it is a `ConfigMap`. Those of a Secret are not kept, because they
-    /// are looked up, and requests are logged.
+    /// Some of the namespaces that short names such as `db.data` may mean, if it is a `ConfigMap`. Those of a Secret are
+    /// not kept: they would be read from the API server, which logs requests.
     pub short_names: BTreeSet<String>,
-    /// Some of the addresses in its data, which are compared only.
+    /// Some of the addresses in its data, which are only compared.
     pub addresses: BTreeSet<IpAddr>,
 }
 

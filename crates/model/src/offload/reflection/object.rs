@@ -53,8 +53,8 @@ const OF_AN_ACCOUNT: [&str; 2] = [
     "openshift.io/internal-registry-auth-token.service-account",
 ];
 
-/// Namespaces, short names and addresses that are remembered of one object.
-const MOST_NAMESPACES: usize = 8;
+/// How many namespaces, short names and addresses of one object are kept.
+const MOST_NAMED: usize = 8;
 
 type Pairs = BTreeMap<String, String>;
 
@@ -146,10 +146,10 @@ pub fn wanted(kind: Kind, mut object: Value, marks: &Marks) -> Result<Wanted, No
             selector,
             namespaces: named_namespaces(&texts, &namespace),
             short_names: match kind {
-                Kind::ConfigMap => some(texts.iter().flat_map(|it| short_names(it)).map(str::to_owned)),
+                Kind::ConfigMap => first(texts.iter().flat_map(|it| short_names(it)).map(str::to_owned)),
                 Kind::Secret | Kind::Service | Kind::EndpointSlice => BTreeSet::new(),
             },
-            addresses: some(texts.iter().flat_map(|it| addresses(it))),
+            addresses: first(texts.iter().flat_map(|it| addresses(it))),
         },
         object,
     })
@@ -178,20 +178,20 @@ fn texts(kind: Kind, data: &Value) -> Vec<String> {
 fn named_namespaces(texts: &[String], own: &str) -> BTreeSet<String> {
     let mut all: BTreeSet<_> = texts.iter().flat_map(|it| namespaces(it, own)).collect();
     let own = all.take(own);
-    let all = own.into_iter().chain(all).take(MOST_NAMESPACES);
+    let all = own.into_iter().chain(all).take(MOST_NAMED);
     all.map(str::to_owned).collect()
 }
 
-/// Some of these.
-fn some<T: Ord>(all: impl Iterator<Item = T>) -> BTreeSet<T> {
-    let mut some = BTreeSet::new();
+/// At most [`MOST_NAMED`] different ones of these.
+fn first<T: Ord>(all: impl Iterator<Item = T>) -> BTreeSet<T> {
+    let mut first = BTreeSet::new();
     for one in all {
-        if some.len() >= MOST_NAMESPACES {
+        if first.len() >= MOST_NAMED {
             break;
         }
-        some.insert(one);
+        first.insert(one);
     }
-    some
+    first
 }
 
 /// Why an object of the cluster `home` is not copied.

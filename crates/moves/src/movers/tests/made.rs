@@ -85,6 +85,8 @@ async fn a_source_mover_leaves_the_selinux_labels_of_its_volume() {
             (world.target_pod(), Value::Null, Value::Null),
         ] {
             let spec = &pod["spec"];
+            let policy = level.is_object().then_some("Recursive");
+            assert_eq!(spec["securityContext"]["seLinuxChangePolicy"], json!(policy));
             assert_eq!(spec["volumes"][0]["persistentVolumeClaim"]["readOnly"], read_only);
             assert_eq!(spec["securityContext"]["seLinuxOptions"], level);
         }
@@ -122,6 +124,8 @@ async fn a_source_mover_has_a_writable_volume_if_its_driver_mounts_no_other() {
             Value::Null
         );
         assert_eq!(spec["securityContext"]["seLinuxOptions"]["level"], expected);
+        let policy = (expected == "s0:c0.c1023").then_some("Recursive");
+        assert_eq!(spec["securityContext"]["seLinuxChangePolicy"], json!(policy));
         assert_eq!(spec["containers"][0]["volumeMounts"][0]["readOnly"], true);
     }
 }
