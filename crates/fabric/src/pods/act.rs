@@ -209,6 +209,10 @@ impl Writer<'_> {
         let Ok(namespace) = &self.observed.namespace else {
             return Ok(());
         };
+        // This is repeated if it fails, and the events below must not be.
+        if let Ok(place) = &self.observed.place {
+            self.pods.report_left_out(home, place, namespace).await?;
+        }
         let pod = home.json();
         let destination = Destination {
             cluster: self.pods.cluster.as_str(),
@@ -228,10 +232,7 @@ impl Writer<'_> {
         }
         self.pods.report_configuration(home, &destination).await;
         self.pods.report_addresses(home, &pod).await;
-        match &self.observed.place {
-            Ok(place) => self.pods.report_left_out(home, place, namespace).await,
-            Err(_) => Ok(()),
-        }
+        Ok(())
     }
 
     async fn create(&self, home: &RawPod, place: &Place, namespace: &str) -> Result<Creation, ApiError> {

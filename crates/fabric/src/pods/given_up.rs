@@ -124,7 +124,7 @@ impl Writer<'_> {
         waiting: &Waiting,
     ) -> Result<Option<Duration>, ApiError> {
         let is_refused = REFUSALS.contains(&waiting.reason);
-        let pod = is_refused.then(|| replaceable(&home.json(), &waiting.message));
+        let pod = is_refused.then(|| replaceable(self.pods.cluster.as_str(), &home.json(), &waiting.message));
         let Some(pod) = pod.flatten() else {
             self.pods.waited.forget(self.observed.key);
             return Ok(None);
@@ -148,7 +148,7 @@ impl Writer<'_> {
         remote: &RawPod,
         pods: &Objects<RawPod>,
     ) -> Result<Option<Duration>, ApiError> {
-        let Some(pod) = unplaced(&home.json(), &remote.json()) else {
+        let Some(pod) = unplaced(self.pods.cluster.as_str(), &home.json(), &remote.json()) else {
             self.pods.waited.forget(self.observed.key);
             return Ok(None);
         };
@@ -168,7 +168,7 @@ impl Writer<'_> {
         let seen = offloadings.get(&format!("{}/{NAME}", home.namespace().unwrap_or_default()));
         let are_given_up =
             seen.is_some_and(|it| may_run_anywhere(&it)) && self.pods.give_up_after().is_some();
-        let why = irreplaceable(&home.json()).filter(|_| are_given_up);
+        let why = irreplaceable(self.pods.cluster.as_str(), &home.json()).filter(|_| are_given_up);
         Ok(if why.is_some() && self.is_tied(home).await? {
             None
         } else {

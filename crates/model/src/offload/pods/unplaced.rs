@@ -91,11 +91,11 @@ pub enum UnplacedStep {
     GiveUp(Vec<Avoided>),
 }
 
-/// The remote pod, if it waits for a node and may be given up: no node is nominated for it, its
+/// The remote pod in this cluster, if it waits for a node and may be given up: no node is nominated for it, its
 /// controller replaces it however it ended, and the scheduler at home chose its node and can choose
 /// another one for the next pod.
 #[must_use]
-pub fn unplaced(home: &Value, remote: &Value) -> Option<Unplaced> {
+pub fn unplaced(cluster: &str, home: &Value, remote: &Value) -> Option<Unplaced> {
     let is_set = |value: &Value| value.as_str().is_some_and(|it| !it.is_empty());
     let is_gated = |pod: &Value| {
         pod["spec"]["schedulingGates"]
@@ -112,14 +112,14 @@ pub fn unplaced(home: &Value, remote: &Value) -> Option<Unplaced> {
     let scheduled = condition(remote, "PodScheduled")?;
     let waits = scheduled["status"] == "False" && scheduled["reason"] == "Unschedulable";
     let why = scheduled["message"].as_str().unwrap_or_default();
-    waits.then(|| replaceable(home, why)).flatten()
+    waits.then(|| replaceable(cluster, home, why)).flatten()
 }
 
 /// A home pod that does not run for this reason, if its controller replaces it however it ended,
 /// and the scheduler at home chose its node and can choose another one for the next pod.
 #[must_use]
-pub fn replaceable(home: &Value, why: &str) -> Option<Unplaced> {
-    let owner = controller(home).filter(|owner| replaces(owner) && may_go_back(home))?;
+pub fn replaceable(cluster: &str, home: &Value, why: &str) -> Option<Unplaced> {
+    let owner = controller(home).filter(|owner| replaces(owner) && may_go_back(cluster, home))?;
     Some(Unplaced {
         controller: owner["uid"].as_str().unwrap_or_default().to_owned(),
         why: why.to_owned(),
@@ -129,9 +129,9 @@ pub fn replaceable(home: &Value, why: &str) -> Option<Unplaced> {
 /// Why a home pod that the scheduler could place elsewhere is not given up, and the way out, if
 /// that is because of its controller.
 #[must_use]
-pub fn irreplaceable(home: &Value) -> Option<String> {
+pub fn irreplaceable(cluster: &str, home: &Value) -> Option<String> {
     let owner = controller(home);
-    if owner.is_some_and(replaces) || !may_go_back(home) {
+    if owner.is_some_and(replaces) || !may_go_back(cluster, home) {
         return None;
     }
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -163,9 +163,9 @@ fn replaces(owner: &Value) -> bool {
 }
 
 /// Whether the scheduler chose its node, and may choose another one for the next pod.
-fn may_go_back(home: &Value) -> bool {
+fn may_go_back(cluster: &str, home: &Value) -> bool {
     let is_deleted = home["metadata"]["deletionTimestamp"].is_string();
-    !is_deleted && is_scheduled(home) && may_run_elsewhere(&home["spec"])
+    !is_deleted && is_scheduled(home) && may_run_elsewhere(cluster, &home["spec"])
 }
 
 fn condition<'a>(pod: &'a Value, kind: &str) -> Option<&'a Value> {
@@ -180,9 +180,10 @@ fn is_scheduled(pod: &Value) -> bool {
 }
 
 /// Whether the pod may run at home or in another cluster: neither `RuntimeClass`, selector nor affinity restricts it to
-/// virtual nodes, or to this one.
-fn may_run_elsewhere(spec: &Value) -> bool {
-    spec["runtimeClassName"] != "liqo" && !is_remote_only(spec, |name| spec["nodeName"] == name)
+/// virtual nodes, or to this cluster and its virtual node, which may have different names.
+fn may_run_elsewhere(cluster: &str, spec: &Value) -> bool {
+    let is_here = |name: &str| name == cluster || spec["nodeName"] == name;
+    spec["runtimeClassName"] != "liqo" && !is_remote_only(spec, is_here)
 }
 
 #[must_use]
@@ -275,6 +276,7 @@ mod tests {
     use super::*;
 
     const MINUTE: Duration = Duration::from_mins(1);
+    const CLUSTER: &str = "milan";
     const FREE: Circumstances = Circumstances {
         may_run_anywhere: true,
         is_avoidable: true,
@@ -288,7 +290,7 @@ mod tests {
                 {"apiVersion": "v1", "kind": "Other", "uid": "other"},
                 {"apiVersion": "apps/v1", "kind": "ReplicaSet", "uid": "web", "controller": true},
             ]},
-            "spec": {"nodeName": "milan"},
+            "spec": {"nodeName": "virtual-milan"},
             "status": {"conditions": [{"type": "PodScheduled", "status": "True"}]},
         })
     }
@@ -300,7 +302,7 @@ mod tests {
 
     #[test]
     fn only_unscheduled_pods_that_may_be_recreated_elsewhere_are_given_up() {
-        let found = unplaced(&home(), &remote()).unwrap();
+        let found = unplaced(CLUSTER, &home(), &remote()).unwrap();
         assert_eq!(
             (found.controller.as_str(), found.why.as_str()),
             ("web", "0/3 nodes")
@@ -329,7 +331,7 @@ mod tests {
             let mut pod = remote();
             let (parent, field) = pointer.rsplit_once('/').unwrap();
             pod.pointer_mut(parent).unwrap()[field] = value;
-            assert_eq!(unplaced(&home(), &pod), None, "it has {what}");
+            assert_eq!(unplaced(CLUSTER, &home(), &pod), None, "it has {what}");
         }
         for (version, kind, is_given_up) in [
             ("v1", "ReplicationController", true),
@@ -346,22 +348,26 @@ mod tests {
             pod["metadata"]["ownerReferences"][1]["kind"] = json!(kind);
             pod["metadata"]["ownerReferences"][1]["apiVersion"] = json!(version);
             assert_eq!(
-                unplaced(&pod, &remote()).is_some(),
+                unplaced(CLUSTER, &pod, &remote()).is_some(),
                 is_given_up,
                 "{version} {kind}"
             );
         }
         let mut bare = home();
         bare["metadata"]["ownerReferences"] = json!([]);
-        assert_eq!(unplaced(&bare, &remote()), None);
+        assert_eq!(unplaced(CLUSTER, &bare, &remote()), None);
         let mut named = home();
         named["status"]["conditions"] = json!([]);
-        assert_eq!(unplaced(&named, &remote()), None, "its template names the node");
+        assert_eq!(
+            unplaced(CLUSTER, &named, &remote()),
+            None,
+            "its template names the node"
+        );
     }
 
     #[test]
     fn pods_that_their_controller_does_not_replace_say_so() {
-        assert_eq!(irreplaceable(&home()), None);
+        assert_eq!(irreplaceable(CLUSTER, &home()), None);
         let owned = |kind: &str| {
             let mut pod = home();
             let owner = &mut pod["metadata"]["ownerReferences"][1];
@@ -369,22 +375,22 @@ mod tests {
                 (json!("example.org/v1"), json!(kind), json!("nightly"));
             pod
         };
-        let why = irreplaceable(&owned("Workflow")).unwrap();
+        let why = irreplaceable(CLUSTER, &owned("Workflow")).unwrap();
         assert!(
-            why.contains("the Workflow nightly,") && why.contains("cordon the node milan"),
+            why.contains("the Workflow nightly,") && why.contains("cordon the node virtual-milan"),
             "{why}"
         );
         let mut bare = home();
         bare["metadata"]["ownerReferences"] = json!([]);
-        let why = irreplaceable(&bare).unwrap();
+        let why = irreplaceable(CLUSTER, &bare).unwrap();
         assert!(why.contains("no controller"), "{why}");
         // Another pod would be there as well.
         let mut remote_only = owned("Workflow");
         remote_only["spec"]["runtimeClassName"] = json!("liqo");
-        assert_eq!(irreplaceable(&remote_only), None);
+        assert_eq!(irreplaceable(CLUSTER, &remote_only), None);
         let mut named = owned("Workflow");
         named["status"]["conditions"] = json!([]);
-        assert_eq!(irreplaceable(&named), None);
+        assert_eq!(irreplaceable(CLUSTER, &named), None);
     }
 
     #[test]
@@ -398,7 +404,7 @@ mod tests {
             (json!({"nodeSelector": {"liqo.io/type": "virtual-node"}}), false),
             (json!({"nodeSelector": {"type": "virtual-kubelet"}}), false),
             (
-                json!({"nodeSelector": {"kubernetes.io/hostname": "milan"}}),
+                json!({"nodeSelector": {"kubernetes.io/hostname": "virtual-milan"}}),
                 false,
             ),
             (
@@ -427,9 +433,9 @@ mod tests {
         ] {
             let mut pod = home();
             pod["spec"] = spec;
-            pod["spec"]["nodeName"] = "milan".into();
+            pod["spec"]["nodeName"] = "virtual-milan".into();
             assert_eq!(
-                unplaced(&pod, &remote()).is_some(),
+                unplaced(CLUSTER, &pod, &remote()).is_some(),
                 is_given_up,
                 "{}",
                 pod["spec"]
@@ -461,7 +467,7 @@ mod tests {
     ) -> UnplacedStep {
         decide_unplaced(&UnplacedFacts {
             pod: &pod(),
-            cluster: "milan",
+            cluster: CLUSTER,
             waited: Duration::from_secs(waited),
             give_up_after: after,
             avoided,
@@ -535,7 +541,7 @@ mod tests {
         for now in 1..20_000 {
             let step = decide_unplaced(&UnplacedFacts {
                 pod: &pod(),
-                cluster: "milan",
+                cluster: CLUSTER,
                 waited: Duration::from_secs(u64::try_from(now - waits_since).unwrap()),
                 give_up_after: Some(MINUTE),
                 avoided: &avoided,
