@@ -109,7 +109,7 @@ impl World {
             return;
         }
         let has_claim = volume.claim.as_ref().is_some_and(|claim| !claim.deleting);
-        let is_in_use = pv.phase == Phase::Bound && has_claim && !pv.deleting;
+        let is_in_use = pv.phase == Phase::Bound && has_claim;
         let is_left = pv.phase == Phase::Released && pv.policy == ReclaimPolicy::Retain && !pv.deleting;
         let is_of_move = |twin: &Twin| match twin.mark {
             Some(SourceMark::Superseded { .. }) => true,
