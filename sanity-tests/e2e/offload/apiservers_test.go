@@ -51,9 +51,15 @@ func startReplicas(t *testing.T, n tenant) replicas {
 	return all
 }
 
-// outcome creates a pod as a dry run by one of the API servers.
+// create creates a pod as a dry run by one of the API servers. It tolerates all taints, so both strategies change it.
+func (all replicas) create(ctx context.Context, n tenant, server int) (*corev1.Pod, error) {
+	probe := newPod("probe", withTolerations(corev1.Toleration{Operator: corev1.TolerationOpExists}))
+	return all[server].CoreV1().Pods(n.Name).Create(ctx, probe, dryRunCreate)
+}
+
+// outcome is what one of the API servers makes of a pod.
 func (all replicas) outcome(ctx context.Context, n tenant, server int) (outcome, error) {
-	pod, err := all[server].CoreV1().Pods(n.Name).Create(ctx, newPod("probe"), dryRunCreate)
+	pod, err := all.create(ctx, n, server)
 	switch {
 	case apierrors.IsForbidden(err) || apierrors.IsInvalid(err):
 		return refused, nil
@@ -135,7 +141,7 @@ func TestEachAPIServerAppliesTheStrategy(t *testing.T) {
 	var specs []string
 	for server := range all {
 		n.Eventually(fmt.Sprintf("API server %d to apply both policies", server), func(ctx context.Context) (string, error) {
-			pod, err := all[server].CoreV1().Pods(n.Name).Create(ctx, newPod("probe"), dryRunCreate)
+			pod, err := all.create(ctx, n, server)
 			if err != nil {
 				return "", err
 			}
