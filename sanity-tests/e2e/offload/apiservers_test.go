@@ -15,12 +15,11 @@ import (
 	"storage.liqo.io/sanity-tests/e2e/user"
 )
 
-// outcome is what an API server makes of a new pod.
+// outcome is what an API server makes of a new pod, or why it refuses it.
 type outcome string
 
 const (
 	unchanged outcome = "unchanged"
-	refused   outcome = "refused"
 	offloaded outcome = "offloaded"
 	atHome    outcome = "at home"
 )
@@ -62,7 +61,7 @@ func (all replicas) outcome(ctx context.Context, n tenant, server int) (outcome,
 	pod, err := all.create(ctx, n, server)
 	switch {
 	case apierrors.IsForbidden(err) || apierrors.IsInvalid(err):
-		return refused, nil
+		return outcome("refused: " + err.Error()), nil
 	case err != nil:
 		return "", err
 	case slices.Contains(pod.Spec.Tolerations, virtualNodeToleration):
