@@ -32,34 +32,30 @@ const OVERDUE: SignedDuration = SignedDuration::from_mins(1);
 /// The last report on each pod: uid, text and time.
 pub(super) type Reported = Mutex<BTreeMap<String, (String, String, Instant)>>;
 
-/// What was reported of the pods of each owner.
+/// The notes of events on the pods of each owner, by its uid.
 #[derive(Default)]
-pub(super) struct OfOwners(Mutex<BTreeMap<OfOwner, (String, Instant)>>);
-
-/// The uid of an owner, and the reason of an event.
-type OfOwner = (String, &'static str);
+pub(super) struct OfOwners(Mutex<BTreeMap<(String, String), Instant>>);
 
 impl OfOwners {
-    /// Whether this was not reported of another pod of the same owner, for as long as events exist. A pod without
-    /// an owner stands alone.
-    pub(super) fn is_new(&self, home: &RawPod, reason: &'static str, note: &str) -> bool {
+    /// Whether no other pod of the same owner has an event with this note, which exists. Always true for a pod without
+    /// an owner.
+    pub(super) fn is_new(&self, home: &RawPod, note: &str) -> bool {
         let mut owners = home.owner_references().iter();
         let Some(owner) = owners.find(|owner| owner.controller == Some(true)) else {
             return true;
         };
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if all.len() >= MOST_REPORTED {
-            all.retain(|_, (_, when)| when.elapsed() < EVENTS_EXIST);
+            all.retain(|_, when| when.elapsed() < EVENTS_EXIST);
         }
         if all.len() >= MOST_REPORTED {
             all.clear();
         }
-        let key = (owner.uid.clone(), reason);
-        let known = all.get(&key);
-        if known.is_some_and(|(known, when)| known == note && when.elapsed() < EVENTS_EXIST) {
+        let key = (owner.uid.clone(), note.to_owned());
+        if all.get(&key).is_some_and(|when| when.elapsed() < EVENTS_EXIST) {
             return false;
         }
-        all.insert(key, (note.to_owned(), Instant::now()));
+        all.insert(key, Instant::now());
         true
     }
 }

@@ -897,6 +897,10 @@ async fn what_all_replicas_have_is_reported_once_for_each_owner() {
         let by_node = json!([{
             "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "DoNotSchedule", "maxSkew": 1, "labelSelector": {},
         }]);
+        let apart = json!({"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [
+            {"topologyKey": "kubernetes.io/hostname", "labelSelector": {}},
+            {"topologyKey": "kubernetes.io/hostname", "labelSelector": {}, "namespaces": ["data"]},
+        ]}});
         world.home.put(
             &format!("/api/v1/namespaces/shop/pods/{name}"),
             json!({
@@ -904,7 +908,8 @@ async fn what_all_replicas_have_is_reported_once_for_each_owner() {
                 "spec": {
                     "nodeName": "milan", "containers": [{"name": "web", "image": "web"}], "dnsPolicy": "None",
                     "dnsConfig": {"nameservers": ["10.0.0.53"]}, "topologySpreadConstraints": by_node,
-                    "priorityClassName": "high", "priority": 1000,
+                    "priorityClassName": "high", "priority": 1000, "affinity": apart,
+                    "setHostnameAsFQDN": true, "subdomain": "s".repeat(40),
                 },
                 "status": {"phase": "Pending"},
             }),
@@ -935,8 +940,13 @@ async fn what_all_replicas_have_is_reported_once_for_each_owner() {
         .store()
         .below("/apis/events.k8s.io/v1/namespaces/shop/events/");
     let count = |reason: &str| events.iter().filter(|it| it["reason"] == reason).count();
-    for reason in ["TopologySpreadPreferred", "PriorityNotCarried"] {
-        assert_eq!(count(reason), 4, "{reason}");
+    for (reason, notes) in [
+        ("TopologySpreadPreferred", 1),
+        ("PriorityNotCarried", 1),
+        ("HostnameTooLong", 1),
+        ("PodAffinityIgnored", 2),
+    ] {
+        assert_eq!(count(reason), 4 * notes, "{reason}");
     }
     assert_eq!(count("NameserversOfHome"), 5, "it may stop each of them");
 }

@@ -67,8 +67,13 @@ const BY_ANNOTATION: [(&str, &str); 4] = [
     ("IPPool", "cni.projectcalico.org/ipv4pools"),
     ("IPPool", "cni.projectcalico.org/ipv6pools"),
 ];
-/// What is only less than the pod asks for, as all replicas of a workload do: one event for all of them is enough.
-const OF_ALL_REPLICAS: [&str; 2] = ["PriorityNotCarried", "TopologySpreadPreferred"];
+/// Reasons that concern all replicas of a workload alike: one event for all of them is enough.
+const OF_ALL_REPLICAS: [&str; 4] = [
+    "HostnameTooLong",
+    "PodAffinityIgnored",
+    "PriorityNotCarried",
+    "TopologySpreadPreferred",
+];
 /// The longest name in an event.
 const LONGEST_NAMED: usize = 128;
 /// Prefixes of readiness gates of load balancers that send traffic to the addresses of pods: of Google, Tencent,
