@@ -16,6 +16,7 @@ use crate::{
     fleet::{Link, Registry},
     offload::reflection::{COPIED_KEYS, HOME_OBJECT_UID, Kind, SKIP},
     placement::Declared,
+    tests::EVENTS,
 };
 
 mod routed;
@@ -173,10 +174,7 @@ impl World {
 
     /// The reasons of the events at home.
     fn reported(&self) -> Vec<String> {
-        let events = self
-            .home
-            .store()
-            .below("/apis/events.k8s.io/v1/namespaces/shop/events/");
+        let events = self.home.store().below(EVENTS);
         let reason = |it: &Value| it["reason"].as_str().unwrap_or_default().to_owned();
         events.iter().map(reason).collect()
     }
@@ -296,10 +294,7 @@ async fn a_copy_is_deleted_with_its_original() {
 
 /// The events on Services: their names, reasons and types.
 fn reported(world: &World) -> Vec<String> {
-    let all = world
-        .home
-        .store()
-        .below("/apis/events.k8s.io/v1/namespaces/shop/events/");
+    let all = world.home.store().below(EVENTS);
     let text = |it: &Value| it.as_str().unwrap_or_default().to_owned();
     let all = all.iter().filter(|it| it["regarding"]["kind"] == "Service");
     let mut all: Vec<_> = all
@@ -385,10 +380,7 @@ async fn a_service_with_another_meaning_there_is_copied_and_gets_an_event() {
     world.home.put(&here("services", "same"), alias("data"));
     world.run_until(|world| reported(world).len() > 2).await;
     assert_eq!(reported(&world)[2], "same NameOfHomeNamespace Warning");
-    let again = world
-        .home
-        .store()
-        .below("/apis/events.k8s.io/v1/namespaces/shop/events/");
+    let again = world.home.store().below(EVENTS);
     assert!(again.iter().all(|it| it["series"].is_null()), "{again:?}");
 }
 
@@ -1023,10 +1015,7 @@ async fn objects_beyond_the_limit_are_reported() {
     world.home.put(&here("secrets", "s"), json!({"type": "Opaque"}));
     let is_there = |world: &World, kind: &str, name: &str| world.there.object(&there(kind, name)).is_some();
     let is_reported = |world: &World| {
-        let events = world
-            .home
-            .store()
-            .below("/apis/events.k8s.io/v1/namespaces/shop/events/");
+        let events = world.home.store().below(EVENTS);
         let mut events = events.iter();
         events.any(|it| it["reason"] == "TooManyObjects" && it["regarding"]["kind"] == "NamespaceOffloading")
     };

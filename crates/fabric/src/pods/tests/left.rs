@@ -23,8 +23,7 @@ impl World {
 
     /// The notes of the events on the `RemoteCluster`.
     fn reported_left(&self) -> Vec<String> {
-        let events = "/apis/events.k8s.io/v1/namespaces/default/events/";
-        let all = self.home.store().below(events);
+        let all = self.home.store().below(CLUSTER_EVENTS);
         let left = all.iter().filter(|it| it["reason"] == "NamespacesLeft");
         left.map(|it| it["note"].to_string()).collect()
     }
