@@ -21,7 +21,7 @@ use crate::{
 /// Namespaces that are watched. A cluster can invent any number of them.
 const MOST: usize = 256;
 /// A cluster that hangs must not delay what is known of it already.
-const PATIENCE: Duration = Duration::from_secs(5);
+const LIST_TIMEOUT: Duration = Duration::from_secs(5);
 /// Namespaces that are named in an event.
 const MOST_NAMED: usize = 10;
 
@@ -38,7 +38,7 @@ impl Pods<'_> {
             !state.answers || state.resync <= Instant::now()
         };
         let listed = self.unmapped(place.filter(|_| is_due)?);
-        let listed = timeout(PATIENCE, listed).await.ok()?.ok()?;
+        let listed = timeout(LIST_TIMEOUT, listed).await.ok()?.ok()?;
         self.report_left(&listed).await;
         Some(listed)
     }

@@ -42,7 +42,7 @@ const POD: &str = "/api/v1/namespaces/shop/pods/web";
 const THERE: &str = "/api/v1/namespaces/shop-home/pods/web";
 const SYSTEM: &str = "/api/v1/namespaces/kube-system";
 const MOST_WRITES: usize = 12;
-const WHY_FULL: &str = "0/3 nodes are available: 3 Insufficient cpu.";
+const UNSCHEDULABLE_MESSAGE: &str = "0/3 nodes are available: 3 Insufficient cpu.";
 
 struct World {
     home: FakeApi,
@@ -193,7 +193,8 @@ impl World {
                 let path = format!("{pods}{}", text(&pod["metadata"]["name"]));
                 let status = if self.is_full.load(Ordering::Relaxed) {
                     let waits = json!({
-                        "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": WHY_FULL,
+                        "type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+                        "message": UNSCHEDULABLE_MESSAGE,
                     });
                     json!({"phase": "Pending", "conditions": [waits]})
                 } else {

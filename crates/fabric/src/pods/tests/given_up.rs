@@ -85,7 +85,7 @@ async fn an_unschedulable_pod_is_given_up_without_having_run() {
         .filter_map(|it| it["note"].as_str())
         .collect();
     assert!(
-        reported.len() == 1 && reported[0].ends_with(WHY_FULL),
+        reported.len() == 1 && reported[0].ends_with(UNSCHEDULABLE_MESSAGE),
         "{reported:?}"
     );
     let requests = world.there.requests();
@@ -263,7 +263,7 @@ async fn jobs_and_pods_with_remote_data_are_not_given_up() {
         .await;
     let (job, data) = (said("job").unwrap(), said("data").unwrap());
     assert!(
-        job.contains("controller, the Job web,") && job.ends_with(WHY_FULL),
+        job.contains("controller, the Job web,") && job.ends_with(UNSCHEDULABLE_MESSAGE),
         "{job}"
     );
     assert!(!data.contains("controller"), "{data}");
