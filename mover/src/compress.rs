@@ -6,7 +6,7 @@ const PLAIN: u8 = 0;
 const ZSTD: u8 = 1;
 const LEVEL: i32 = -1;
 /// After this many batches in a row that shrank by less than a tenth ...
-const POOR: u32 = 8;
+const INCOMPRESSIBLE_BATCHES: u32 = 8;
 /// ... this many are sent uncompressed before it is tried again.
 const PAUSE: u32 = 64;
 
@@ -43,7 +43,7 @@ impl Encoder {
         };
         if length > pieces.len() / 10 * 9 {
             self.poor += 1;
-            if self.poor >= POOR {
+            if self.poor >= INCOMPRESSIBLE_BATCHES {
                 (self.poor, self.pause) = (0, PAUSE);
             }
             return self.plain(pieces);
@@ -124,7 +124,7 @@ mod tests {
         .collect();
         let zeros = vec![0; 1 << 16];
         let mut encoder = Encoder::new().unwrap();
-        for _ in 0..POOR {
+        for _ in 0..INCOMPRESSIBLE_BATCHES {
             assert_eq!(encoder.encode(&noise)[0], PLAIN);
         }
         for _ in 0..PAUSE {

@@ -24,7 +24,7 @@ use crate::{
 /// Idle lanes send a ping this often.
 pub(crate) const PING: Duration = Duration::from_secs(10);
 /// A peer that sends nothing for this long counts as gone.
-const SILENCE: Duration = Duration::from_secs(30);
+const READ_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a handshake may take.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// Concurrent handshakes. One more ends the oldest one, which is not the peer's: all of a session's are fewer and short.
@@ -171,7 +171,7 @@ fn open(
     if !answer.refused.is_empty() {
         return Err(Error::Refused(answer.refused));
     }
-    limits.set_read_timeout(Some(SILENCE)).map_err(Error::Cut)?;
+    limits.set_read_timeout(Some(READ_TIMEOUT)).map_err(Error::Cut)?;
     Ok(stream)
 }
 
@@ -351,7 +351,9 @@ fn assemble(lanes: BTreeMap<u32, Accepted>) -> Result<TargetLanes, Error> {
     for (number, lane) in lanes {
         let peer = lane.socket.peer_addr().map_err(Error::Cut)?;
         direct &= !peer.ip().to_canonical().is_loopback();
-        lane.socket.set_read_timeout(Some(SILENCE)).map_err(Error::Cut)?;
+        lane.socket
+            .set_read_timeout(Some(READ_TIMEOUT))
+            .map_err(Error::Cut)?;
         cutter.add(number, lane.socket);
         match number {
             UP => up = Some(FrameReader::new(lane.stream)),

@@ -232,9 +232,9 @@ pub(crate) fn hash_chunk(length: u32, ranges: &[Range], bytes: &[u8]) -> Hash {
 
 /// The hash of a chunk that is a hole.
 pub(crate) fn hash_hole(length: u32) -> Hash {
-    static WHOLE: std::sync::OnceLock<Hash> = std::sync::OnceLock::new();
+    static FULL_CHUNK: std::sync::OnceLock<Hash> = std::sync::OnceLock::new();
     if length as usize == CHUNK {
-        return *WHOLE.get_or_init(|| hash_chunk(length, &[], &[]));
+        return *FULL_CHUNK.get_or_init(|| hash_chunk(length, &[], &[]));
     }
     hash_chunk(length, &[], &[])
 }

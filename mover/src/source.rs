@@ -43,13 +43,13 @@ use crate::{
 };
 
 /// How many frames of known directories may be sent in advance; each one that is read allows another.
-pub(crate) const KNOWN_CREDIT: u32 = 8;
+pub(crate) const KNOWN_FRAMES_IN_FLIGHT: u32 = 8;
 /// Maximum number of fetches that are not answered yet.
 pub(crate) const MAX_FETCHES: usize = 8192;
 /// A listing is sent in parts of about this size.
 const LISTING: usize = 96 << 10;
 /// A frame of listings waits no longer than this for more.
-const PATIENCE: Duration = Duration::from_millis(20);
+const FLUSH_AFTER: Duration = Duration::from_millis(20);
 
 /// The volume that is moved: a directory, or a block device (or a file in its place).
 pub struct Source {
@@ -184,7 +184,7 @@ impl Source {
         } else {
             IFlags::empty()
         };
-        let (known, frames) = mpsc::sync_channel(KNOWN_CREDIT as usize);
+        let (known, frames) = mpsc::sync_channel(KNOWN_FRAMES_IN_FLIGHT as usize);
         let active = Arc::new(AtomicBool::new(true));
         let walking = Walking {
             known,
@@ -307,7 +307,7 @@ impl TreePass<'_> {
             } else {
                 self.list(listed)?;
             }
-            if flushed.elapsed() > PATIENCE {
+            if flushed.elapsed() > FLUSH_AFTER {
                 self.up.flush()?;
                 flushed = Instant::now();
             }

@@ -27,7 +27,7 @@ use crate::{
     plan::{OldJournal, Planner, Totals, Walk},
     present::prune,
     session::{ControlLane, SessionStatus, lock},
-    source::KNOWN_CREDIT,
+    source::KNOWN_FRAMES_IN_FLIGHT,
     tree::{At, Capacity, Tree, names},
 };
 
@@ -476,14 +476,14 @@ struct Credit {
 impl Credit {
     fn new() -> Self {
         Self {
-            left: Mutex::new((KNOWN_CREDIT, false)),
+            left: Mutex::new((KNOWN_FRAMES_IN_FLIGHT, false)),
             changed: Condvar::new(),
         }
     }
 
     fn add(&self, more: u32) {
         let mut left = lock(&self.left);
-        left.0 = left.0.saturating_add(more).min(KNOWN_CREDIT);
+        left.0 = left.0.saturating_add(more).min(KNOWN_FRAMES_IN_FLIGHT);
         self.changed.notify_all();
     }
 

@@ -95,7 +95,7 @@ fn pass_until(source: &Path, target: &mut BlockTarget, cut: Option<u64>) -> Resu
             .unwrap()
             .serve(dial(address, 2)?, &Throttle::new(None))
     });
-    let mut session = target.session(acceptor.accept(common::PATIENCE).unwrap().unwrap());
+    let mut session = target.session(acceptor.accept(common::TEST_TIMEOUT).unwrap().unwrap());
     let result = session.pass();
     if result.is_ok() {
         session.end();

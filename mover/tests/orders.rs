@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{PATIENCE, Pair, free};
+use common::{Pair, TEST_TIMEOUT, free};
 use mover::control::{Answer, Order, Reason};
 
 /// A program that ends with the test.
@@ -40,7 +40,7 @@ fn start(pair: &Pair, side: &str, root: &Path, more: &[String]) -> Program {
 }
 
 fn patiently(address: SocketAddr) -> TcpStream {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TEST_TIMEOUT;
     loop {
         match TcpStream::connect(address) {
             Ok(connection) => return connection,

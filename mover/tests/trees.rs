@@ -259,7 +259,7 @@ fn broken_pass(pair: &Pair, after: u64) -> bool {
             .unwrap()
             .serve(dial(to, 2)?, &Throttle::new(None))
     });
-    let lanes = acceptor.accept(common::PATIENCE).unwrap().unwrap();
+    let lanes = acceptor.accept(common::TEST_TIMEOUT).unwrap().unwrap();
     relay.cut_after(after);
     let mut target = Target::open(&pair.target, &common::id()).unwrap();
     let mut session = target.session(lanes);

@@ -16,7 +16,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{Image, PATIENCE, Pair, Relay, acceptor, assert_same_trees, dial, id, is_root, with_session};
+use common::{
+    Image, Pair, Relay, TEST_TIMEOUT, acceptor, assert_same_trees, dial, id, is_root, with_session,
+};
 use mover::{
     error::Error,
     source::Source,
@@ -67,7 +69,7 @@ fn pass_through(
             .unwrap()
             .serve(dial(to, 3)?, &Throttle::new(None))
     });
-    let lanes = acceptor.accept(PATIENCE).unwrap().unwrap();
+    let lanes = acceptor.accept(TEST_TIMEOUT).unwrap().unwrap();
     let before = relay.passed();
     if let Some(bytes) = cut_after {
         relay.cut_after(bytes);
@@ -182,7 +184,7 @@ fn a_session_that_breaks_leaves_the_target_ready_for_another() {
                 .unwrap()
                 .serve(dial(to, 2)?, &Throttle::new(None))
         });
-        let lanes = acceptor.accept(PATIENCE).unwrap().unwrap();
+        let lanes = acceptor.accept(TEST_TIMEOUT).unwrap().unwrap();
         relay.cut_after(6 << 20);
         assert!(target.session(lanes).pass(PassOptions::default()).is_err());
         let _ = serving.join().unwrap();
@@ -455,7 +457,7 @@ impl Mapping {
         writeln!(stdin, "mwrite -S {byte} {at} {length}").unwrap();
         let file = File::open(path).unwrap();
         let mut seen = vec![0; 1];
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + TEST_TIMEOUT;
         while seen != [byte] {
             assert!(Instant::now() < until, "xfs_io did not write");
             file.read_exact_at(&mut seen, at + length - 1).unwrap();
@@ -757,7 +759,7 @@ fn only_the_peer_of_this_move_may_connect() {
         .collect();
     let dialled = thread::spawn(move || dial(address, 2).map(|_| ()));
     // In sequence they would take longer.
-    assert!(acceptor.accept(PATIENCE).unwrap().is_some());
+    assert!(acceptor.accept(TEST_TIMEOUT).unwrap().is_some());
     dialled.join().unwrap().unwrap();
 }
 

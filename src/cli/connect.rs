@@ -40,7 +40,7 @@ pub(super) const DEFAULT_NAMESPACE: &str = "liqo-csi-remote";
 /// API servers give no shorter ones.
 const SHORTEST_TOKEN: Duration = Duration::from_mins(10);
 
-const MORE: &str = "\
+const LONG_HELP: &str = "\
 In the other cluster the command creates what the chart creates with remoteAccess.only: a service account with the
 rights of the level, policies that limit it, and the Secret liqo-csi-session to which all its tokens are bound. In this
 cluster: a Secret with a kubeconfig in the namespace of the driver, and the RemoteCluster. Repeating the command repairs
@@ -56,7 +56,7 @@ Examples:
 
 /// Connects another cluster with your own rights at both ends, and waits until the driver reaches it.
 #[derive(clap::Args)]
-#[command(after_long_help = MORE)]
+#[command(after_long_help = LONG_HELP)]
 pub(super) struct Args {
     /// Name of the cluster here: that of its `RemoteCluster`, and its id.
     #[arg(value_parser = cluster_name)]

@@ -6,9 +6,9 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tonic::metadata::MetadataMap;
 
-/// The deadline of callers that set none (csi-sanity): as long as kubelet and the controller manager
+/// The longest deadline, and that of callers that set none (csi-sanity): as long as kubelet and the controller manager
 /// wait for a volume.
-const PATIENCE: Duration = Duration::from_mins(2);
+const MAX_DEADLINE: Duration = Duration::from_mins(2);
 /// The share of the caller's time that is reserved for the answer.
 const MARGIN: u32 = 10;
 const LONGEST_MARGIN: Duration = Duration::from_secs(1);
@@ -24,9 +24,9 @@ impl Deadline {
         let given = metadata
             .get("grpc-timeout")
             .and_then(|value| parse(value.to_str().ok()?));
-        let time = given.map_or(PATIENCE, |time| {
+        let time = given.map_or(MAX_DEADLINE, |time| {
             time.saturating_sub(LONGEST_MARGIN.min(time / MARGIN))
-                .min(PATIENCE)
+                .min(MAX_DEADLINE)
         });
         Self(Instant::now() + time)
     }
@@ -84,6 +84,6 @@ mod tests {
         let mut metadata = MetadataMap::new();
         metadata.insert("grpc-timeout", "10S".parse().unwrap());
         assert_eq!(Deadline::of(&metadata), Deadline::after(Duration::from_secs(9)));
-        assert_eq!(Deadline::of(&MetadataMap::new()), Deadline::after(PATIENCE));
+        assert_eq!(Deadline::of(&MetadataMap::new()), Deadline::after(MAX_DEADLINE));
     }
 }

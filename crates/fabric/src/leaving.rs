@@ -18,7 +18,7 @@ const VIRTUAL: &str = "virtual-node";
 const RUNTIME_CLASS: &str = "liqo";
 /// The admission policies of API servers may see the deletion of the `NamespaceOffloading` this much later, and
 /// their clocks may differ from this one by as much.
-const LATE: SignedDuration = SignedDuration::from_secs(10);
+const ADMISSION_DELAY: SignedDuration = SignedDuration::from_secs(10);
 
 /// A namespace that leaves a cluster.
 pub(super) struct Leaving<'a> {
@@ -44,7 +44,7 @@ impl Leaving<'_> {
         // Compares the clock of the API server with that of the replica that wrote the condition.
         let is_older = pod
             .creation_timestamp()
-            .is_none_or(|made| made.0 <= self.since + LATE);
+            .is_none_or(|made| made.0 <= self.since + ADMISSION_DELAY);
         let is_there = node.is_some_and(|node| self.nodes.contains(node));
         is_there && (may_run_there(pod) || (is_older && is_recreated_elsewhere(pod)))
     }
@@ -82,7 +82,7 @@ pub(super) async fn evict_waiting(home: &Cluster, object: &NamespaceOffloading) 
     };
     let is_older = |pod: &Pod| {
         pod.creation_timestamp()
-            .is_none_or(|made| made.0 <= deleted.0 + LATE)
+            .is_none_or(|made| made.0 <= deleted.0 + ADMISSION_DELAY)
     };
     let waits = |pod: &Pod| {
         let is_placed = pod.spec.as_ref().is_some_and(|it| it.node_name.is_some());

@@ -96,7 +96,8 @@ impl Owner {
         })
     }
 
-    /// Why a namespace does not belong to this owner, if so.
+    /// Why a namespace does not belong to this owner, if so. Without the label of the home namespace its uid decides: an
+    /// administrator may have removed that label, and the policies there do not require it for the deletion.
     fn why_foreign(&self, found: &Namespace, name: &str) -> Option<String> {
         let (labels, annotations) = (found.labels(), found.annotations());
         let taken = |by: &str| {
@@ -111,14 +112,13 @@ impl Owner {
         if *home != self.home.as_str() || annotations.get(HOME_UID) != Some(&self.home_uid) {
             return taken(&format!("which belongs to another home cluster ({home})"));
         }
-        let namespace = labels.get(HOME_NAMESPACE).map_or("", String::as_str);
-        if namespace != self.namespace {
+        if let Some(namespace) = labels.get(HOME_NAMESPACE).filter(|it| **it != self.namespace) {
             return taken(&format!(
                 "which belongs to the namespace {namespace} of this cluster"
             ));
         }
         if annotations.get(HOME_NAMESPACE_UID) != Some(&self.namespace_uid) {
-            return taken("which belongs to an earlier namespace of this name");
+            return taken("which belongs to another or an earlier namespace of this cluster");
         }
         None
     }

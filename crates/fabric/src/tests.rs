@@ -24,6 +24,10 @@ const CLUSTER: &str = "/apis/storage.liqo.io/v1alpha1/remoteclusters/milan";
 const NODE: &str = "/api/v1/nodes/to-milan";
 const THERE: &str = "/api/v1/namespaces/shop-home";
 const CLAIM: &str = "/api/v1/namespaces/shop-home/persistentvolumeclaims/data";
+/// Events on objects of the namespace `shop`.
+pub(super) const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/shop/events/";
+/// Events on objects without a namespace.
+pub(super) const CLUSTER_EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/default/events/";
 const MOST_WRITES: usize = 20;
 
 struct World {

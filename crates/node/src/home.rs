@@ -13,7 +13,7 @@ use kube::{Api, Client, Config};
 use crate::volume::{ClusterId, ClusterIdError};
 
 /// Exists in every cluster, and as long as the cluster.
-const ETERNAL_NAMESPACE: &str = "kube-system";
+const KUBE_SYSTEM: &str = "kube-system";
 const API_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Why the id of the cluster is unknown.
@@ -77,17 +77,16 @@ pub async fn cluster_id(client: Result<Client, String>, file: &Path) -> Result<C
 
 async fn read_uid(client: Client) -> Result<String, String> {
     let api: Api<Namespace> = Api::all(client);
-    match tokio::time::timeout(API_TIMEOUT, api.get(ETERNAL_NAMESPACE)).await {
+    match tokio::time::timeout(API_TIMEOUT, api.get(KUBE_SYSTEM)).await {
         Ok(Ok(namespace)) => namespace
             .metadata
             .uid
-            .ok_or_else(|| format!("the namespace {ETERNAL_NAMESPACE} has no uid")),
+            .ok_or_else(|| format!("the namespace {KUBE_SYSTEM} has no uid")),
         // kube prints the message of such an error twice, once as Rust debug output.
-        Ok(Err(kube::Error::Api(status))) => Err(format!(
-            "reading the namespace {ETERNAL_NAMESPACE}: {}",
-            status.message
-        )),
-        Ok(Err(error)) => Err(format!("reading the namespace {ETERNAL_NAMESPACE}: {error}")),
+        Ok(Err(kube::Error::Api(status))) => {
+            Err(format!("reading the namespace {KUBE_SYSTEM}: {}", status.message))
+        }
+        Ok(Err(error)) => Err(format!("reading the namespace {KUBE_SYSTEM}: {error}")),
         Err(_) => Err("the API server does not answer".to_owned()),
     }
 }

@@ -40,7 +40,7 @@ mod reverted;
 const POD: &str = "/api/v1/namespaces/shop/pods/web";
 
 /// Long enough for a busy machine.
-pub(super) const PATIENCE: Duration = Duration::from_mins(1);
+pub(super) const TEST_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// The beginning of the message of an import that waits for the controller.
 pub(super) const AWAITS_CONTROLLER: &str = "waiting for the controller to adopt";
@@ -56,7 +56,7 @@ pub(super) fn quiet(cluster: &Cluster) -> Context<'_> {
     Context {
         cluster,
         storage_namespace: "liqo-storage",
-        timeout: PATIENCE,
+        timeout: TEST_TIMEOUT,
         dry_run: false,
         report: &|_| (),
     }
@@ -139,11 +139,11 @@ impl World {
     }
 
     async fn import(&self) -> Result<(), TransferError> {
-        self.run(false, PATIENCE).await
+        self.run(false, TEST_TIMEOUT).await
     }
 
     async fn undo(&self) -> Result<(), TransferError> {
-        self.run(true, PATIENCE).await
+        self.run(true, TEST_TIMEOUT).await
     }
 
     async fn run(&self, undo: bool, timeout: Duration) -> Result<(), TransferError> {
@@ -191,7 +191,7 @@ impl World {
             }
         };
         tokio::select! {
-            _ = self.run_telling(false, PATIENCE, &report) => {}
+            _ = self.run_telling(false, TEST_TIMEOUT, &report) => {}
             () = enough => {}
             () = waits.notified() => {}
         }
@@ -237,7 +237,12 @@ impl World {
     fn assert_clean(&self, policy: &str) {
         let real = self.real();
         assert_eq!(real["spec"]["persistentVolumeReclaimPolicy"], policy);
-        for key in [mark::IMPORT, mark::ADOPT_FOR, mark::POLICY_BEFORE, ANYBODYS] {
+        for key in [
+            mark::IMPORT,
+            mark::ADOPT_FOR,
+            mark::POLICY_BEFORE,
+            OTHERS_ANNOTATION,
+        ] {
             assert_eq!(real["metadata"]["annotations"][key], Value::Null, "{key}");
         }
     }
@@ -245,7 +250,7 @@ impl World {
 
 /// Set on a PV that names a user's claim without a uid, so that any later claim of that name could bind to
 /// it, for example after the namespace was deleted.
-pub(super) const ANYBODYS: &str = "anybodys";
+pub(super) const OTHERS_ANNOTATION: &str = "anybodys";
 
 async fn kubernetes(api: Arc<FakeApi>) {
     let mut changes = api.store().changes();
@@ -319,9 +324,9 @@ pub(super) fn follow(api: &FakeApi, volume: &Value) {
     let its_volume = claim.as_ref().map(|claim| claim["spec"]["volumeName"].clone());
     let is_its = its_volume.as_ref() == Some(&volume["metadata"]["name"]);
     if named["uid"].is_null() {
-        if namespace == "shop" && volume["metadata"]["annotations"][ANYBODYS].is_null() {
+        if namespace == "shop" && volume["metadata"]["annotations"][OTHERS_ANNOTATION].is_null() {
             api.change(&path, |volume| {
-                volume["metadata"]["annotations"][ANYBODYS] = "true".into();
+                volume["metadata"]["annotations"][OTHERS_ANNOTATION] = "true".into();
             });
         }
         if let Some(claim) = claim.filter(|_| is_its) {
@@ -367,7 +372,7 @@ async fn driver(api: Arc<FakeApi>, home: Cluster) {
 }
 
 async fn provision(api: &FakeApi, home: &Cluster, claim: &Value) -> Result<(), CreateError> {
-    provision_within(api, home, claim, PATIENCE).await
+    provision_within(api, home, claim, TEST_TIMEOUT).await
 }
 
 async fn provision_within(
@@ -619,7 +624,7 @@ async fn a_claim_of_a_stateful_set_replica_is_not_imported() {
     let context = Context {
         cluster: &world.home,
         storage_namespace: "liqo-storage",
-        timeout: PATIENCE,
+        timeout: TEST_TIMEOUT,
         dry_run: true,
         report: &|_| {},
     };
@@ -766,7 +771,7 @@ async fn a_dry_run_changes_nothing() {
     let context = Context {
         cluster: &world.home,
         storage_namespace: "liqo-storage",
-        timeout: PATIENCE,
+        timeout: TEST_TIMEOUT,
         dry_run: true,
         report: &|what| assert!(what.contains("is possible (dry run)"), "{what}"),
     };

@@ -14,7 +14,8 @@ use super::{
 use crate::{
     cluster::{ApiError, Cluster},
     placement::{
-        Asked, BindingMode, ChosenClass, Class, ClassInputs, KnownClasses, Target, TwinRequest, choose_class,
+        BindingMode, ChosenClass, Class, ClassInputs, KnownClasses, RequestedClass, Target, TwinRequest,
+        choose_class,
     },
     topology::{CLUSTER_KEY, Node},
     volume::mark,
@@ -35,7 +36,7 @@ pub(super) async fn plan(
         annotation: observation
             .claim
             .as_ref()
-            .and_then(|claim| Asked::read(claim.annotations(), &[mark::REAL_CLASS])),
+            .and_then(|claim| RequestedClass::read(claim.annotations(), &[mark::REAL_CLASS])),
         allowed: &policy.allowed_classes,
         parameter: request.spec.parameters.real_class.as_deref(),
         mapping: None,

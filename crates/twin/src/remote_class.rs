@@ -7,7 +7,7 @@ use super::{CreateRequest, Policy, Site, mirrored, reading};
 use crate::{
     fleet::Remote,
     placement::{
-        Asked, BindingMode, ChosenClass, Class, ClassError, ClassInputs, KnownClasses, choose_class,
+        BindingMode, ChosenClass, Class, ClassError, ClassInputs, KnownClasses, RequestedClass, choose_class,
     },
     volume::{BindingPolicy, mark},
 };
@@ -44,8 +44,9 @@ pub fn choose<'a>(
     let virtual_class = claim.and_then(reading::class_name);
     let mapped = virtual_class.and_then(|name| remote.classes.mapping.get(name));
     let inputs = ClassInputs {
-        annotation: claim
-            .and_then(|claim| Asked::read(claim.annotations(), &[mark::REAL_CLASS, mark::LIQO_REAL_CLASS])),
+        annotation: claim.and_then(|claim| {
+            RequestedClass::read(claim.annotations(), &[mark::REAL_CLASS, mark::LIQO_REAL_CLASS])
+        }),
         allowed: &policy.allowed_classes,
         parameter: parameter.filter(|_| mapped.is_none()),
         mapping: remote.classes.real(virtual_class),

@@ -24,11 +24,11 @@ use crate::{
 use super::{log, receiver::Receiver};
 
 /// How often progress is sent to a client that waits for an order.
-const EVERY: Duration = Duration::from_secs(1);
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 /// How long a client may take to read an answer.
-const PATIENCE: Duration = Duration::from_secs(10);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a client may send nothing before the next one is served, if one has connected.
-const TURN: Duration = Duration::from_secs(1);
+const READ_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Carries out orders until it is ordered to finish.
 pub(super) fn serve_orders(mut receiver: Receiver<'_>, listener: &TcpListener) -> Result<(), Error> {
@@ -39,8 +39,11 @@ pub(super) fn serve_orders(mut receiver: Receiver<'_>, listener: &TcpListener) -
             None => listener.accept().map_err(Error::Cut)?.0,
         };
         // Without limits a client that does not read, or sends no order, would block the move.
-        let limited = connection.set_write_timeout(Some(PATIENCE));
-        if limited.and(connection.set_read_timeout(Some(TURN))).is_err() {
+        let limited = connection.set_write_timeout(Some(WRITE_TIMEOUT));
+        if limited
+            .and(connection.set_read_timeout(Some(READ_TIMEOUT)))
+            .is_err()
+        {
             continue;
         }
         let Ok(reading) = connection.try_clone() else {
@@ -113,7 +116,7 @@ fn carry_out(receiver: &mut Receiver<'_>, order: Order, connection: &mut TcpStre
                 is_connected.store(false, Ordering::Relaxed);
                 return;
             };
-            while waiting.recv_timeout(EVERY) == Err(mpsc::RecvTimeoutError::Timeout) {
+            while waiting.recv_timeout(PROGRESS_INTERVAL) == Err(mpsc::RecvTimeoutError::Timeout) {
                 let known = lock(progress).clone();
                 let update = Answer::Progress {
                     connected: known.is_some(),

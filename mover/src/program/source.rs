@@ -30,7 +30,7 @@ pub struct Args {
     #[command(flatten)]
     common: Common,
     #[command(flatten)]
-    ways: Ways,
+    ways: ConnectionArgs,
     /// Data lanes.
     #[arg(long, default_value_t = 4)]
     lanes: u32,
@@ -41,7 +41,7 @@ pub struct Args {
 
 #[derive(clap::Args)]
 #[group(required = true, multiple = true)]
-struct Ways {
+struct ConnectionArgs {
     /// Address of the target.
     #[arg(long)]
     connect: Option<SocketAddr>,
@@ -51,7 +51,7 @@ struct Ways {
     listen: Option<SocketAddr>,
 }
 
-impl Ways {
+impl ConnectionArgs {
     fn open(&self) -> Result<Vec<Way>, Error> {
         let listener = self
             .listen

@@ -33,7 +33,7 @@ use mover::{
 
 pub(crate) const UID: &str = "0b5c2e9a-7d1f-4a54-9a0e-2f3f3f1f0c11";
 /// Long enough for a busy machine.
-pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
+pub(crate) const TEST_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// Two empty directories, deleted with this value.
 pub(crate) struct Pair {
@@ -145,7 +145,7 @@ pub(crate) fn with_session<T>(
         let source = Source::open(&source)?;
         source.serve(dial(address, 3)?, &Throttle::new(None))
     });
-    let lanes = acceptor.accept(PATIENCE).unwrap().expect("no source dialled");
+    let lanes = acceptor.accept(TEST_TIMEOUT).unwrap().expect("no source dialled");
     let mut session = target.session(lanes);
     let result = work(&mut session);
     if result.is_ok() {

@@ -10,7 +10,7 @@ use crate::cluster::{ApiError, Cluster, Objects};
 
 /// API servers look every 30 s for kinds that policies have as parameters. Until an API server has found
 /// `NamespaceOffloading`, which the chart may have created just now, it refuses the namespace's pods.
-const PATIENCE: Duration = Duration::from_mins(1);
+const ADMISSION_TIMEOUT: Duration = Duration::from_mins(1);
 const PAUSE: Duration = Duration::from_secs(1);
 /// What the refusals contain: the name of a policy of the chart, or the text of another one.
 const TOO_EARLY: [&str; 2] = [
@@ -21,7 +21,7 @@ const TOO_EARLY: [&str; 2] = [
 /// Waits until a dry run that creates a pod is not refused any more because the namespace was offloaded
 /// just now; returns the refusal if it is still refused.
 pub(super) async fn wait(cluster: &Cluster, namespace: &str) -> Option<ApiError> {
-    wait_until(cluster, namespace, Instant::now() + PATIENCE).await
+    wait_until(cluster, namespace, Instant::now() + ADMISSION_TIMEOUT).await
 }
 
 async fn wait_until(cluster: &Cluster, namespace: &str, until: Instant) -> Option<ApiError> {

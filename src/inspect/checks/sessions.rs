@@ -9,8 +9,8 @@ use crate::{
     inspect::Installation,
 };
 
-/// A renewal may be delayed, but not until this long before the end.
-const LATE: SignedDuration = SignedDuration::from_hours(1);
+/// A renewal may be delayed by this much.
+const RENEWAL_OVERDUE_AFTER: SignedDuration = SignedDuration::from_hours(1);
 /// Enough time for an administrator to create another token.
 const SOON: SignedDuration = SignedDuration::from_hours(7 * 24);
 
@@ -47,7 +47,7 @@ fn of_cluster(cluster: &RemoteCluster, now: Timestamp) -> Option<Finding> {
     }
     let expires = expires?;
     match renews {
-        Some(renews) if now.duration_since(renews) > LATE => Some(Finding::warning(
+        Some(renews) if now.duration_since(renews) > RENEWAL_OVERDUE_AFTER => Some(Finding::warning(
             object,
             format!(
                 "The token with which the driver reaches the cluster was not renewed in time; it expires at {text}. The log of the \

@@ -23,7 +23,7 @@ use super::{
     ApiError, AwaitedVolumes, Calls, Cluster, Inner, REMOTE_LISTS, RecentLists, Rights, Views,
     budget::Budget,
     cap::{Cap, Limits},
-    view::SILENCE,
+    view::READ_TIMEOUT,
     watches::Watches,
 };
 use crate::volume::{CarriedAnnotations, ClusterId, ClusterIdError};
@@ -261,7 +261,7 @@ pub(super) fn client(
     config.default_retry = false;
     config.connect_timeout = Some(call_timeout);
     // Otherwise a request on a dead connection would block a watch for many minutes.
-    config.read_timeout = Some(SILENCE);
+    config.read_timeout = Some(READ_TIMEOUT);
     config.reset_reader_on_write = true;
     config.headers.push((USER_AGENT, HeaderValue::from_static(AGENT)));
     Ok(ClientBuilder::try_from(config)?

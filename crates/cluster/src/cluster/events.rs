@@ -31,7 +31,7 @@ use crate::{
 };
 
 /// Events are informational: no operation waits long for them.
-const PATIENCE: Duration = Duration::from_secs(2);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(2);
 /// A repeated event within this time increases the count of the first one. Kubernetes keeps events for an
 /// hour.
 const SERIES: Duration = Duration::from_mins(6);
@@ -143,7 +143,7 @@ impl Events {
     async fn write(&self, about: ObjectReference, weight: Weight, reason: &str, note: &str) -> bool {
         let name = about.name.clone().unwrap_or_default();
         let namespace = about.namespace.clone().unwrap_or_default();
-        let written = tokio::time::timeout(PATIENCE, self.publish(about, weight, reason, note)).await;
+        let written = tokio::time::timeout(WRITE_TIMEOUT, self.publish(about, weight, reason, note)).await;
         let why = match written {
             Ok(Ok(())) => return true,
             Ok(Err(error)) => plain(&error),

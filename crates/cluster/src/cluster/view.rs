@@ -21,8 +21,8 @@ use tokio::{sync::watch, time::Instant};
 
 use self::feed::Feeds;
 pub use self::feed::{Changed, Feed};
+pub(super) use self::watching::READ_TIMEOUT;
 pub use self::watching::RUNS_AGAIN;
-pub(super) use self::watching::SILENCE;
 use super::budget::{Budget, Reservation};
 
 /// The kept fields of an object.

@@ -31,7 +31,7 @@ const FABRICS: [(&str, Start); 3] = [
 ];
 
 /// How long all fabrics wait for one of them, which may declare the same clusters.
-const PATIENCE: Duration = Duration::from_secs(30);
+const DECLARATION_TIMEOUT: Duration = Duration::from_secs(30);
 
 type Start = fn(&Context, &CancellationToken) -> Box<dyn Source>;
 
@@ -94,7 +94,7 @@ impl Installed {
             all.adjustments.extend(one.source.adjustments());
             match one.source.declarations() {
                 Some(declared) => all.declared.extend(declared),
-                None if one.since.elapsed() < PATIENCE => return None,
+                None if one.since.elapsed() < DECLARATION_TIMEOUT => return None,
                 None => {
                     all.unread.insert(one.group);
                 }
@@ -165,7 +165,7 @@ mod tests {
             ],
         };
         assert!(installed.all_declarations().is_none(), "it may just be slow");
-        tokio::time::sleep(PATIENCE).await;
+        tokio::time::sleep(DECLARATION_TIMEOUT).await;
         let all = installed.all_declarations().unwrap();
         assert_eq!(all.declared.len(), 1);
         assert_eq!(all.unread, ["kosmos.io"].into());

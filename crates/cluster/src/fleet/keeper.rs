@@ -36,7 +36,7 @@ use crate::{
 /// How soon a new fabric is noticed.
 const FABRICS_INTERVAL: Duration = Duration::from_secs(20);
 /// How long to wait for the credentials of a cluster.
-const PATIENCE: Duration = Duration::from_secs(30);
+const CREDENTIALS_TIMEOUT: Duration = Duration::from_secs(30);
 /// Changes come in bursts.
 const SETTLE: Duration = Duration::from_millis(100);
 
@@ -255,7 +255,7 @@ impl Keeper {
             return access;
         };
         let since = self.awaited.entry(id.clone()).or_insert_with(time::Instant::now);
-        Err(if since.elapsed() < PATIENCE {
+        Err(if since.elapsed() < CREDENTIALS_TIMEOUT {
             NoAccess::NotYet(why)
         } else {
             NoAccess::Refused(why)

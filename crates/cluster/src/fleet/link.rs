@@ -30,7 +30,7 @@ const RETRY: Duration = Duration::from_secs(3);
 /// Rights change seldom: they are checked with every fourth probe.
 const RIGHTS_EVERY: u32 = 4;
 /// The pause before a cluster that exceeded a limit is used again.
-const TOO_MUCH: Duration = Duration::from_mins(5);
+const LIMIT_PAUSE: Duration = Duration::from_mins(5);
 /// A single failed probe may be an accident.
 const LOST_IN_A_ROW: u32 = 2;
 
@@ -199,7 +199,7 @@ impl Prober {
         let why = format!("it sends too much: {why}");
         tracing::warn!(cluster = %self.id, why, "a remote cluster is not used");
         self.set_link(Link::Refused(why));
-        time::sleep(TOO_MUCH).await;
+        time::sleep(LIMIT_PAUSE).await;
     }
 
     async fn client(&self, access: &Access) -> Result<Client, String> {

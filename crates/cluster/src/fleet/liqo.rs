@@ -41,15 +41,15 @@ const CLUSTER_LABEL: &str = "liqo.io/remote-cluster-id";
 const TYPE_LABEL: &str = "liqo.io/type";
 const VIRTUAL_NODE: &str = "virtual-node";
 /// Liqo copies `NamespaceMap`s to the remote cluster; those with this label are for it.
-const MAP_OF: &str = "liqo.io/remoteID";
-const REPLICATES: &str = "liqo.io/replication=true";
+const REMOTE_ID: &str = "liqo.io/remoteID";
+const REPLICATION_SELECTOR: &str = "liqo.io/replication=true";
 /// Liqo's own virtual class.
 const VIRTUAL_CLASS: &str = "liqo";
 /// Prefix of the namespace that Liqo creates for a cluster, followed by the id.
 const TENANT: &str = "liqo-tenant-";
 /// How many clusters with untrusted objects are shown: a user who may write such objects could create any
 /// number.
-const MOST_NOT_BELIEVED: usize = 20;
+const MOST_DOUBTFUL: usize = 20;
 /// Argument of Liqo's virtual kubelet.
 const HOME: &str = "--home-cluster-id=";
 /// Data key of a kubeconfig in a Secret of Liqo.
@@ -148,7 +148,7 @@ impl Liqo {
             ),
             maps: View::start(
                 all(&context.client, "NamespaceMap"),
-                everything().labels(REPLICATES),
+                everything().labels(REPLICATION_SELECTOR),
                 move |it: DynamicObject| {
                     let map = namespace_map(&it)?;
                     listed.contains(&map.namespace).then_some(map)
@@ -242,7 +242,7 @@ impl Source for Liqo {
             }
         }
         self.log(others);
-        doubtful.truncate(MOST_NOT_BELIEVED);
+        doubtful.truncate(MOST_DOUBTFUL);
         all.extend(doubtful);
         Some(all)
     }
@@ -359,7 +359,7 @@ fn home(spec: &serde_json::Value) -> Option<String> {
 
 fn namespace_map(map: &DynamicObject) -> Option<NamespaceMap> {
     let labels = map.labels();
-    let cluster = labels.get(MAP_OF).or_else(|| labels.get(CLUSTER_LABEL))?;
+    let cluster = labels.get(REMOTE_ID).or_else(|| labels.get(CLUSTER_LABEL))?;
     let desired = map.data["spec"]["desiredMapping"].as_object();
     let current = &map.data["status"]["currentMapping"];
     // The remote cluster writes the status: only namespaces that this cluster requested count.

@@ -31,12 +31,12 @@ use crate::topology::{Node, VIRTUAL_NODE};
 pub const NODE_ANNOTATIONS: &[&str] = &[kosmos::CLUSTER];
 
 /// The label of virtual nodes that the documentation recommends, and its value.
-const ADVISED: (&str, &str) = ("type", "virtual-kubelet");
+const RECOMMENDED_LABEL: (&str, &str) = ("type", "virtual-kubelet");
 
 /// Whether a node is a virtual node, by its own labels: no kubelet runs there.
 #[must_use]
 pub fn is_virtual(node: &Node) -> bool {
-    let (key, value) = ADVISED;
+    let (key, value) = RECOMMENDED_LABEL;
     node.labels.contains_key(VIRTUAL_NODE)
         || node.labels.get(key).is_some_and(|it| it == value)
         || liqo::is_virtual(node)

@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// How often the PVs of a cluster are listed. Events are kept for an hour.
-const EVERY: Duration = Duration::from_mins(30);
+const LIST_INTERVAL: Duration = Duration::from_mins(30);
 /// The most PVs that an event names.
 const NAMED: usize = 5;
 
@@ -69,7 +69,7 @@ impl Orphans<'_> {
         }
         let names: Vec<String> = left.into_iter().map(|(name, ..)| name).collect();
         self.left = LeftVolumes {
-            due: Instant::now() + EVERY,
+            due: Instant::now() + LIST_INTERVAL,
             count: names.len(),
         };
         if !names.is_empty() {

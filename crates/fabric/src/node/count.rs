@@ -40,7 +40,7 @@ const LONGEST: Duration = Duration::from_secs(15);
 const PLACED: &str = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed";
 
 /// Labels that the virtual node gets if all nodes there have the same value.
-pub(super) const UNIFORM: [&str; 2] = ["kubernetes.io/os", "kubernetes.io/arch"];
+pub(super) const COMMON_LABELS: [&str; 2] = ["kubernetes.io/os", "kubernetes.io/arch"];
 
 /// A feature of the kubelet's API, which the fabric implements itself.
 const OF_KUBELET_API: &str = "ExtendWebSocketsToKubelet";
@@ -52,7 +52,7 @@ const LONGEST_FEATURE: usize = 128;
 pub(super) struct Counted {
     /// The capacity, if known.
     pub(super) amounts: Option<Amounts>,
-    /// The labels of [`UNIFORM`] that all nodes have in common.
+    /// The labels of [`COMMON_LABELS`] that all nodes have in common.
     pub(super) uniform: BTreeMap<String, String>,
     /// Labels that the cluster suggests for its virtual node.
     pub(super) suggested: BTreeMap<String, String>,
@@ -71,7 +71,7 @@ pub(super) struct AtHome<'a> {
 }
 
 impl Counted {
-    /// The labels of the cluster in one map: no suggestion has a key of [`UNIFORM`].
+    /// The labels of the cluster in one map: no suggestion has a key of [`COMMON_LABELS`].
     pub(super) fn labels(&self) -> BTreeMap<String, String> {
         let both = self.suggested.iter().chain(&self.uniform);
         both.map(|(key, value)| (key.clone(), value.clone())).collect()
@@ -92,7 +92,7 @@ impl Counter {
     pub(super) fn after(labels: BTreeMap<String, String>) -> Self {
         let (uniform, suggested) = labels
             .into_iter()
-            .partition(|(key, _)| UNIFORM.contains(&key.as_str()));
+            .partition(|(key, _)| COMMON_LABELS.contains(&key.as_str()));
         Self {
             last: Counted {
                 uniform,
@@ -239,7 +239,7 @@ async fn labels(place: &Place, source: &LabelSource) -> Result<BTreeMap<String, 
 /// A node there that takes pods of the fabric.
 struct Open {
     name: String,
-    /// The labels with the keys of [`UNIFORM`].
+    /// The labels with the keys of [`COMMON_LABELS`].
     labels: BTreeMap<String, String>,
     amounts: Amounts,
     features: BTreeSet<String>,
@@ -309,7 +309,7 @@ fn offer(node: &Node, features: BTreeSet<String>) -> Open {
     let labels = node
         .labels()
         .iter()
-        .filter(|(key, value)| UNIFORM.contains(&key.as_str()) && is_label(value));
+        .filter(|(key, value)| COMMON_LABELS.contains(&key.as_str()) && is_label(value));
     let labels = labels.map(|(key, value)| (key.clone(), value.clone())).collect();
     let amounts = node.status.iter().flat_map(|it| it.allocatable.iter().flatten());
     let amounts = amounts

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::{
     Endpoint,
-    count::{Counted, UNIFORM},
+    count::{COMMON_LABELS, Counted},
 };
 use crate::{
     api::{fabric::Fabric, remote_cluster::VirtualNodeStatus},
@@ -72,7 +72,7 @@ impl Marks {
         let mut labels = fabric.labels.clone();
         labels.extend(counted.uniform.clone());
         // Kubelets set both, and pods of older charts select the second.
-        for key in UNIFORM {
+        for key in COMMON_LABELS {
             if let Some(value) = labels.get(key).cloned() {
                 labels.entry(format!("beta.{key}")).or_insert(value);
             }

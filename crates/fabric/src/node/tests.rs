@@ -12,6 +12,7 @@ use crate::{
     placement::Declared,
     rounds::{LoopMetrics, drive},
     seen::SentPod,
+    tests::CLUSTER_EVENTS,
 };
 
 const NAMES: [&str; 2] = ["milan", "rome"];
@@ -177,10 +178,7 @@ async fn a_node_without_a_port_has_no_address() {
         );
     }
     let reported = |world: &World| {
-        let events = world
-            .home
-            .store()
-            .below("/apis/events.k8s.io/v1/namespaces/default/events/");
+        let events = world.home.store().below(CLUSTER_EVENTS);
         let mut reasons = events
             .iter()
             .map(|it| (it["reason"].clone(), it["regarding"]["name"].clone()));
@@ -386,10 +384,7 @@ async fn free_capacity_excludes_requests_of_other_pods() {
     let ready = node["status"]["conditions"][0]["message"].as_str().unwrap();
     assert!(ready.contains("remoteAccess.freeCapacity=true"), "{ready}");
     let reported = |world: &World| {
-        let events = world
-            .home
-            .store()
-            .below("/apis/events.k8s.io/v1/namespaces/default/events/");
+        let events = world.home.store().below(CLUSTER_EVENTS);
         let mut events = events.iter();
         events.any(|it| it["reason"] == "CapacityUnknown" && it["regarding"]["name"] == "milan")
     };

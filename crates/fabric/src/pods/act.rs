@@ -224,7 +224,7 @@ impl Writer<'_> {
             settings: &self.pods.settings(),
         };
         for (reason, note) in caveats(&pod, &destination) {
-            if is_of_all_replicas(reason) && !self.pods.owners.is_new(home, reason, &note) {
+            if is_of_all_replicas(reason) && !self.pods.owners.is_new(home, &note) {
                 continue;
             }
             let events = &self.pods.events;

@@ -32,33 +32,29 @@ const OVERDUE: SignedDuration = SignedDuration::from_mins(1);
 /// The last report on each pod: uid, text and time.
 pub(super) type Reported = Mutex<BTreeMap<String, (String, String, Instant)>>;
 
-/// The last event on a pod of each owner: its text and time.
+/// The notes of events on the pods of each owner, by its uid, and their times.
 #[derive(Default)]
-pub(super) struct OwnerEvents(Mutex<BTreeMap<OwnerEvent, (String, Instant)>>);
-
-/// The uid of an owner, and the reason of the event.
-type OwnerEvent = (String, &'static str);
+pub(super) struct OwnerEvents(Mutex<BTreeMap<(String, String), Instant>>);
 
 impl OwnerEvents {
-    /// Whether no other pod of the same owner has this event already. True for a pod without an owner.
-    pub(super) fn is_new(&self, home: &RawPod, reason: &'static str, note: &str) -> bool {
+    /// Whether no other pod of the same owner has an event with this note already. True for a pod without an owner.
+    pub(super) fn is_new(&self, home: &RawPod, note: &str) -> bool {
         let mut owners = home.owner_references().iter();
         let Some(owner) = owners.find(|owner| owner.controller == Some(true)) else {
             return true;
         };
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if all.len() >= MOST_REPORTED {
-            all.retain(|_, (_, when)| when.elapsed() < EVENT_TTL);
+            all.retain(|_, when| when.elapsed() < EVENT_TTL);
         }
         if all.len() >= MOST_REPORTED {
             all.clear();
         }
-        let key = (owner.uid.clone(), reason);
-        let known = all.get(&key);
-        if known.is_some_and(|(known, when)| known == note && when.elapsed() < EVENT_TTL) {
+        let key = (owner.uid.clone(), note.to_owned());
+        if all.get(&key).is_some_and(|when| when.elapsed() < EVENT_TTL) {
             return false;
         }
-        all.insert(key, (note.to_owned(), Instant::now()));
+        all.insert(key, Instant::now());
         true
     }
 }

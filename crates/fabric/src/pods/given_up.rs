@@ -29,7 +29,7 @@ use crate::{
     cluster::{ApiError, Cluster, Objects, Precondition, short, unless_conflict},
     observe::crash::{self, Step},
     offload::pods::{
-        Avoided, Circumstances, Unplaced, UnplacedFacts, UnplacedStep, Waiting, claims, decide_unplaced,
+        Avoided, DeferredFacts, Unplaced, UnplacedFacts, UnplacedStep, Waiting, claims, decide_unplaced,
         irreplaceable, replaceable, still_avoided, unplaced,
     },
     raw::RawPod,
@@ -201,7 +201,7 @@ impl Writer<'_> {
             give_up_after: self.pods.give_up_after(),
             avoided: &known,
             now: Timestamp::now().as_second(),
-            circumstances: None,
+            deferred: None,
         };
         match decide_unplaced(&facts) {
             UnplacedStep::Read => {}
@@ -214,7 +214,7 @@ impl Writer<'_> {
         };
         let known = avoided(&offloading);
         facts.avoided = &known;
-        facts.circumstances = Some(self.circumstances(home, remote, &offloading).await?);
+        facts.deferred = Some(self.deferred_facts(home, remote, &offloading).await?);
         Ok(match decide_unplaced(&facts) {
             UnplacedStep::GiveUp(all) => {
                 let wait = self.record_avoided(home, &objects, &offloading, &all).await?;
@@ -225,13 +225,13 @@ impl Writer<'_> {
         })
     }
 
-    async fn circumstances(
+    async fn deferred_facts(
         &self,
         home: &RawPod,
         remote: Option<&RawPod>,
         offloading: &NamespaceOffloading,
-    ) -> Result<Circumstances, ApiError> {
-        Ok(Circumstances {
+    ) -> Result<DeferredFacts, ApiError> {
+        Ok(DeferredFacts {
             may_run_anywhere: may_run_anywhere(offloading),
             is_avoidable: has_policy(self.pods.places.home).await,
             is_tied: self.is_tied(home).await?,

@@ -21,27 +21,30 @@ use crate::{
 /// Namespaces that are watched. A cluster can invent any number of them.
 const MOST: usize = 256;
 /// A cluster that hangs must not delay what is known of it already.
-const PATIENCE: Duration = Duration::from_secs(5);
+const LIST_TIMEOUT: Duration = Duration::from_secs(5);
 /// Namespaces that are named in an event.
 const MOST_NAMED: usize = 10;
 
+/// Remote namespaces, each with its namespace at home if a label names it.
+pub(super) type Listed = BTreeMap<String, Option<String>>;
+
 impl Pods<'_> {
-    /// Lists the remote namespaces of this home cluster that are not mapped, each with its namespace at home: when the cluster
-    /// answers again, and when all pods are due. Reports those that are left. `None` if they are not listed now, or the right
-    /// is missing, which charts before this version did not grant.
-    pub(super) async fn list_namespaces(&self, place: Option<&Place>) -> Option<BTreeMap<String, String>> {
+    /// Lists the remote namespaces of this home cluster that are not mapped: when the cluster answers again, and when all
+    /// pods are due. Reports those that are left. `None` if they are not listed now, or the right is missing, which charts
+    /// before this version did not grant.
+    pub(super) async fn list_namespaces(&self, place: Option<&Place>) -> Option<Listed> {
         let is_due = {
             let state = self.state();
             !state.answers || state.resync <= Instant::now()
         };
         let listed = self.unmapped(place.filter(|_| is_due)?);
-        let listed = timeout(PATIENCE, listed).await.ok()?.ok()?;
+        let listed = timeout(LIST_TIMEOUT, listed).await.ok()?.ok()?;
         self.report_left(&listed).await;
         Some(listed)
     }
 
     /// Those that are not being deleted.
-    async fn unmapped(&self, place: &Place) -> Result<BTreeMap<String, String>, ApiError> {
+    async fn unmapped(&self, place: &Place) -> Result<Listed, ApiError> {
         let home_uid = self.places.home_uid().await?;
         let ours = format!("{HOME}={}", self.places.home.id());
         let named = |found: Namespace| {
@@ -49,9 +52,9 @@ impl Pods<'_> {
                 .annotations()
                 .get(HOME_UID)
                 .is_some_and(|uid| uid == home_uid);
-            let pair = (found.name_any(), found.labels().get(HOME_NAMESPACE)?.clone());
-            let is_valid = is_name(&pair.0) && is_name(&pair.1);
-            (is_ours && is_valid && found.metadata.deletion_timestamp.is_none()).then_some(pair)
+            let (name, home) = (found.name_any(), found.labels().get(HOME_NAMESPACE));
+            (is_ours && is_name(&name) && found.metadata.deletion_timestamp.is_none())
+                .then(|| (name, home.filter(|it| is_name(it)).cloned()))
         };
         let all = place.cluster.all::<Namespace>();
         let found = all.pick(Some(&ours), None, named).await?.into_iter();
@@ -63,7 +66,7 @@ impl Pods<'_> {
     }
 
     /// Emits an event on the `RemoteCluster` if other namespaces than before are left there.
-    async fn report_left(&self, there: &BTreeMap<String, String>) {
+    async fn report_left(&self, there: &Listed) {
         let offloadings = &self.places.home.views().offloadings;
         if *offloadings.version().borrow() == 0 {
             return;
@@ -75,7 +78,11 @@ impl Pods<'_> {
             .filter_map(|one| one.status.as_ref()?.remote_namespace_name.as_deref())
             .collect();
         let left = there.iter().filter(|(name, _)| !named.contains(name.as_str()));
-        let left: Vec<String> = left.map(|(name, home)| format!("{name} (of {home})")).collect();
+        let described = left.map(|(name, home)| match home {
+            Some(home) => format!("{name} (of {home})"),
+            None => name.clone(),
+        });
+        let left: Vec<String> = described.collect();
         let is_new = std::mem::replace(&mut self.state().left, left.clone()) != left;
         let Some(object) = self.remote_cluster().filter(|_| is_new && !left.is_empty()) else {
             return;

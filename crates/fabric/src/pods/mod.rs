@@ -36,6 +36,7 @@ use self::{
     admitted::Admitted,
     changes::Sent,
     given_up::Waited,
+    left::Listed,
     rates::{ReadRate, StatusRates, SweepRate},
     waits::Waits,
     watches::Watches,
@@ -118,8 +119,8 @@ struct State {
     network: Option<PodNetwork>,
     /// The remote namespaces that the status of a `NamespaceOffloading` names.
     mapped: BTreeSet<String>,
-    /// The other remote namespaces of this home cluster, as last listed, each with its namespace at home.
-    listed: BTreeMap<String, String>,
+    /// The other remote namespaces of this home cluster, as last listed.
+    listed: Listed,
     /// Those that were last reported as left there.
     left: Vec<String>,
     placed: Placed,
@@ -178,7 +179,7 @@ impl<'a> Pods<'a> {
                 surroundings: surroundings(places),
                 network: None,
                 mapped: BTreeSet::new(),
-                listed: BTreeMap::new(),
+                listed: Listed::new(),
                 left: Vec::new(),
                 placed: Placed::default(),
                 admitted: Admitted::default(),

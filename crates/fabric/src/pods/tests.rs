@@ -25,6 +25,7 @@ use crate::{
     placement::{Declared, Mapped, Namespaces},
     reflect::{MOST_COPIED, Reflection, Source},
     rounds::drive,
+    tests::{CLUSTER_EVENTS, EVENTS},
 };
 
 mod bounds;
@@ -41,7 +42,7 @@ const POD: &str = "/api/v1/namespaces/shop/pods/web";
 const THERE: &str = "/api/v1/namespaces/shop-home/pods/web";
 const SYSTEM: &str = "/api/v1/namespaces/kube-system";
 const MOST_WRITES: usize = 12;
-const WHY_FULL: &str = "0/3 nodes are available: 3 Insufficient cpu.";
+const UNSCHEDULABLE_MESSAGE: &str = "0/3 nodes are available: 3 Insufficient cpu.";
 
 struct World {
     home: FakeApi,
@@ -192,7 +193,8 @@ impl World {
                 let path = format!("{pods}{}", text(&pod["metadata"]["name"]));
                 let status = if self.is_full.load(Ordering::Relaxed) {
                     let waits = json!({
-                        "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": WHY_FULL,
+                        "type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+                        "message": UNSCHEDULABLE_MESSAGE,
                     });
                     json!({"phase": "Pending", "conditions": [waits]})
                 } else {
@@ -334,10 +336,7 @@ async fn a_remote_pod_deleted_by_others_is_never_run_again() {
 impl World {
     /// The notes of the events of this reason.
     fn noted(&self, reason: &str) -> Vec<String> {
-        let all = self
-            .home
-            .store()
-            .below("/apis/events.k8s.io/v1/namespaces/shop/events/");
+        let all = self.home.store().below(EVENTS);
         let noted = all.iter().filter(|it| it["reason"] == reason);
         noted.map(|it| it["note"].to_string()).collect()
     }
@@ -519,10 +518,7 @@ async fn the_phase_of_a_deleted_remote_pod_follows_its_last_container_states() {
 impl World {
     /// How many events on pods say that a write is refused, for this reason.
     fn reported_refused(&self, why: &str) -> usize {
-        let all = self
-            .home
-            .store()
-            .below("/apis/events.k8s.io/v1/namespaces/shop/events/");
+        let all = self.home.store().below(EVENTS);
         let notes = all.iter().filter(|it| it["reason"] == "WriteRefused");
         notes
             .filter(|it| it["note"].as_str().unwrap_or_default().contains(why))
@@ -755,8 +751,7 @@ async fn addresses_are_copied_home_only_with_routes() {
     assert_eq!(world.home_pod()["status"]["podIPs"], json!([{"ip": "10.64.0.7"}]));
     // The remote cluster reports an address of this cluster.
     set_address("10.0.0.1");
-    let events = "/apis/events.k8s.io/v1/namespaces/shop/events/";
-    let reported = |world: &World| world.home.store().below(events);
+    let reported = |world: &World| world.home.store().below(EVENTS);
     world
         .run_until(|world| !reported(world).is_empty() && world.home_pod()["status"]["podIP"].is_null())
         .await;
@@ -800,8 +795,7 @@ async fn fields_with_another_meaning_there_are_reported_despite_crashes() {
         });
         world.crash_after(writes, World::is_running).await;
         world.run_until(World::is_running).await;
-        let events = "/apis/events.k8s.io/v1/namespaces/shop/events/";
-        let events = world.home.store().below(events);
+        let events = world.home.store().below(EVENTS);
         let is_reported = events.iter().any(|it| it["reason"] == "NameserversOfHome");
         assert!(is_reported, "crashed after {writes} writes");
     }
@@ -820,8 +814,7 @@ async fn a_pod_that_fails_without_the_token_of_default_says_so_once() {
     });
     world.run_until(World::is_running).await;
     let reported = |world: &World| {
-        let events = "/apis/events.k8s.io/v1/namespaces/shop/events/";
-        let events = world.home.store().below(events);
+        let events = world.home.store().below(EVENTS);
         events
             .iter()
             .filter(|it| it["reason"] == "NoServiceAccountToken")
@@ -869,10 +862,7 @@ async fn fields_with_another_meaning_there_are_reported_once_and_the_pod_runs() 
     for _ in 0..2 {
         world.run_until(World::is_running).await;
     }
-    let events = world
-        .home
-        .store()
-        .below("/apis/events.k8s.io/v1/namespaces/shop/events/");
+    let events = world.home.store().below(EVENTS);
     let mut reasons: Vec<_> = events.iter().filter_map(|it| it["reason"].as_str()).collect();
     reasons.sort_unstable();
     let wanted = [
@@ -897,6 +887,10 @@ async fn what_all_replicas_have_is_reported_once_for_each_owner() {
         let by_node = json!([{
             "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "DoNotSchedule", "maxSkew": 1, "labelSelector": {},
         }]);
+        let apart = json!({"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [
+            {"topologyKey": "kubernetes.io/hostname", "labelSelector": {}},
+            {"topologyKey": "kubernetes.io/hostname", "labelSelector": {}, "namespaces": ["data"]},
+        ]}});
         world.home.put(
             &format!("/api/v1/namespaces/shop/pods/{name}"),
             json!({
@@ -904,7 +898,8 @@ async fn what_all_replicas_have_is_reported_once_for_each_owner() {
                 "spec": {
                     "nodeName": "milan", "containers": [{"name": "web", "image": "web"}], "dnsPolicy": "None",
                     "dnsConfig": {"nameservers": ["10.0.0.53"]}, "topologySpreadConstraints": by_node,
-                    "priorityClassName": "high", "priority": 1000,
+                    "priorityClassName": "high", "priority": 1000, "affinity": apart,
+                    "setHostnameAsFQDN": true, "subdomain": "s".repeat(40),
                 },
                 "status": {"phase": "Pending"},
             }),
@@ -930,13 +925,15 @@ async fn what_all_replicas_have_is_reported_once_for_each_owner() {
                 .all(is_running)
         })
         .await;
-    let events = world
-        .home
-        .store()
-        .below("/apis/events.k8s.io/v1/namespaces/shop/events/");
+    let events = world.home.store().below(EVENTS);
     let count = |reason: &str| events.iter().filter(|it| it["reason"] == reason).count();
-    for reason in ["TopologySpreadPreferred", "PriorityNotCarried"] {
-        assert_eq!(count(reason), 4, "{reason}");
+    for (reason, notes) in [
+        ("TopologySpreadPreferred", 1),
+        ("PriorityNotCarried", 1),
+        ("HostnameTooLong", 1),
+        ("PodAffinityIgnored", 2),
+    ] {
+        assert_eq!(count(reason), 4 * notes, "{reason}");
     }
     assert_eq!(count("NameserversOfHome"), 5, "it may stop each of them");
 }

@@ -47,6 +47,36 @@ async fn claims_keep_a_remote_namespace() {
 }
 
 #[tokio::test]
+async fn a_namespace_that_lost_the_label_of_its_home_namespace_is_deleted_unless_it_is_of_others() {
+    const LABEL: &str = "fabric.storage.liqo.io/home-namespace";
+    for (label, of_others, is_deleted) in [
+        (None, None, true),
+        (Some("other"), None, false),
+        (None, Some("fabric.storage.liqo.io/home-uid"), false),
+        (None, Some("fabric.storage.liqo.io/home-namespace-uid"), false),
+    ] {
+        let world = World::offloaded().await;
+        world.there.change(THERE, |it| {
+            let labels = it["metadata"]["labels"].as_object_mut().unwrap();
+            labels.remove(LABEL);
+            labels.extend(label.map(|label| (LABEL.to_owned(), json!(label))));
+            if let Some(annotation) = of_others {
+                it["metadata"]["annotations"][annotation] = json!("of-others");
+            }
+        });
+        world.unoffload();
+        world
+            .run_until(|world| {
+                world.age_conditions();
+                world.home.object(OFFLOADING).is_none()
+            })
+            .await;
+        let is_gone = world.there.object(THERE).is_none();
+        assert_eq!(is_gone, is_deleted, "{label:?}, {of_others:?}");
+    }
+}
+
+#[tokio::test]
 async fn home_claims_are_listed_once_for_all_remote_claims() {
     let world = World::offloaded().await;
     for at in 0..50 {

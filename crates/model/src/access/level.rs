@@ -17,8 +17,8 @@ const CLAIMS_EVERYWHERE: &str =
     "create, change and delete any claim, and create and delete any snapshot, in every namespace";
 const CLUSTER: &str = "read classes, nodes, capacity and the namespace kube-system, and set the reclaim policy and the claim \
                        of volumes";
-const RENEW: &str = "request a new token for itself, bound to the Secret liqo-csi-session";
-const OUTLIVE: &str = "request a token that outlives that Secret";
+const REQUEST_SESSION_TOKEN: &str = "request a new token for itself, bound to the Secret liqo-csi-session";
+const REQUEST_LONGER_TOKEN: &str = "request a token that outlives that Secret";
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a level: use fabric, full, namespaced or minimal")]
@@ -54,19 +54,19 @@ impl Level {
                 "create and delete namespaces with the labels of this home cluster, and in these run pods without privileges, \
                  with their ConfigMaps, Secrets and Services",
                 CLUSTER,
-                RENEW,
+                REQUEST_SESSION_TOKEN,
             ],
-            Self::Full => &[CLAIMS_EVERYWHERE, CLUSTER, RENEW],
+            Self::Full => &[CLAIMS_EVERYWHERE, CLUSTER, REQUEST_SESSION_TOKEN],
             Self::Namespaced => &[
                 "create, change and delete any claim, and create and delete any snapshot, in the listed namespaces",
                 "read claims by name and patch them in every namespace, to remove the finalizer of twins in namespaces that \
                  are being deleted",
                 CLUSTER,
-                RENEW,
+                REQUEST_SESSION_TOKEN,
             ],
             Self::Minimal => &[
                 "create, change and delete any claim in the listed namespaces",
-                RENEW,
+                REQUEST_SESSION_TOKEN,
             ],
         }
     }
@@ -78,19 +78,19 @@ impl Level {
             Self::Fabric => &[
                 "read or change pods, Secrets or ConfigMaps in other namespaces, or delete other namespaces",
                 "run privileged pods, or pods with hostPath volumes or the network of their node",
-                OUTLIVE,
+                REQUEST_LONGER_TOKEN,
             ],
             Self::Full => &[
                 "create namespaces or pods, or read Secrets: the fabric runs no pods there, and volumes cannot be moved there",
-                OUTLIVE,
+                REQUEST_LONGER_TOKEN,
             ],
             Self::Namespaced => &[
                 "create claims in other namespaces, create namespaces or pods, or read Secrets",
-                OUTLIVE,
+                REQUEST_LONGER_TOKEN,
             ],
             Self::Minimal => &[
                 "read anything else: the storage class has to be named, and the data of a twin that another client deletes is lost",
-                OUTLIVE,
+                REQUEST_LONGER_TOKEN,
             ],
         }
     }

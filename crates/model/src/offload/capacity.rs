@@ -15,7 +15,7 @@ const MOST_RESOURCES: usize = 64;
 /// The number of pods of a node without a declared number: the kubelet's default.
 const PODS: &str = "110";
 /// The offered amount is raised only if more has been free for this long.
-const RISES_AFTER: Duration = Duration::from_mins(2);
+const RAISE_DELAY: Duration = Duration::from_mins(2);
 /// Changes smaller than this fraction of the offered amount are not published.
 const LEAST_CHANGE: i128 = 20;
 const UNITS: [(&str, i128); 16] = [
@@ -124,7 +124,7 @@ impl Offer {
             least: now,
         });
         rise.least = rise.least.min(now);
-        if at.saturating_sub(rise.since) < RISES_AFTER {
+        if at.saturating_sub(rise.since) < RAISE_DELAY {
             return offered.to_owned();
         }
         let least = rise.least;

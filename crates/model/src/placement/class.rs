@@ -103,7 +103,7 @@ pub enum KnownClasses<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct ClassInputs<'a> {
     /// The annotation of the claim that requests a class.
-    pub annotation: Option<Asked<'a>>,
+    pub annotation: Option<RequestedClass<'a>>,
     /// The classes that annotations may request; an empty set means none.
     pub allowed: &'a BTreeSet<String>,
     /// The parameter of the virtual class.
@@ -117,13 +117,13 @@ pub struct ClassInputs<'a> {
 
 /// A class that a claim requests.
 #[derive(Clone, Copy, Debug)]
-pub struct Asked<'a> {
+pub struct RequestedClass<'a> {
     /// The key of the annotation.
     pub annotation: &'static str,
     pub class: &'a str,
 }
 
-impl<'a> Asked<'a> {
+impl<'a> RequestedClass<'a> {
     /// The first of these annotations that the claim has.
     #[must_use]
     pub fn read(claim: &'a BTreeMap<String, String>, keys: &[&'static str]) -> Option<Self> {

@@ -35,8 +35,8 @@ pub use adopt::{
 pub use attach_limit::{AttachedVolume, attach_limit};
 pub use capacity::{AvailableCapacity, Published, capacity_in, publish};
 pub use class::{
-    AllowedTopology, Asked, BindingMode, ChosenClass, Class, ClassError, ClassInputs, KnownClasses, NamedBy,
-    choose_class, is_loop,
+    AllowedTopology, BindingMode, ChosenClass, Class, ClassError, ClassInputs, KnownClasses, NamedBy,
+    RequestedClass, choose_class, is_loop,
 };
 pub use consumer::{Consumer, Taint, Toleration};
 pub use create::{

@@ -8,7 +8,7 @@
 //! that deletes a namespace, and the volume may be known to a backup of the home cluster, or to another
 //! cluster that has the same id by mistake.
 
-use super::recovery::{FoundVolumes, Keep, Read, Safety, safety};
+use super::recovery::{FoundVolumes, Keep, PvProtection, Read, pv_protection};
 
 /// The state of a twin whose volume has no PV.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -180,18 +180,18 @@ pub fn orphan_step<T, V>(facts: &OrphanFacts<T, V>) -> OrphanStep<'_, T, V> {
     if !is_left && !twin.handed_over && origin == Origin::Gone {
         return withdraw(None);
     }
-    match safety(
+    match pv_protection(
         facts.real.as_deref(),
         facts.rights,
         &facts.reals,
         |_| false,
         false,
     ) {
-        Safety::Read(name) => OrphanStep::ReadReal(name),
-        Safety::Write(write) => OrphanStep::Keep(write),
-        Safety::Safe(real) => withdraw(Some(real)),
-        Safety::Nothing => withdraw(None),
-        Safety::OutOfReach { real, why } => OrphanStep::KeepFinalizer { real, why },
+        PvProtection::Read(name) => OrphanStep::ReadReal(name),
+        PvProtection::Write(write) => OrphanStep::Keep(write),
+        PvProtection::Safe(real) => withdraw(Some(real)),
+        PvProtection::Nothing => withdraw(None),
+        PvProtection::OutOfReach { real, why } => OrphanStep::KeepFinalizer { real, why },
     }
 }
 

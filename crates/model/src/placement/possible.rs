@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Asked, Class, ClassError, ClassInputs, ClassMap, Declared, KnownClasses, choose_class};
+use super::{Class, ClassError, ClassInputs, ClassMap, Declared, KnownClasses, RequestedClass, choose_class};
 use crate::volume::{ClusterId, Parameters, mark};
 
 /// Everything that claims of a virtual class may request, first that of a claim without an annotation.
@@ -17,7 +17,9 @@ pub fn possible_inputs<'a>(
     let mapped = map.mapping.contains_key(&class.name);
     let parameter = class.real_class().filter(|_| !mapped);
     let annotation = mark::REAL_CLASS;
-    let annotated = allowed.iter().map(move |class| Asked { annotation, class });
+    let annotated = allowed
+        .iter()
+        .map(move |class| RequestedClass { annotation, class });
     [None]
         .into_iter()
         .chain(annotated.map(Some))
@@ -130,15 +132,15 @@ mod tests {
         assert_eq!(super::served(&ours, &set(&[]), &default, known, &milan), Ok(()));
     }
 
-    static NAMING: Fabric = Fabric {
+    static WITH_CLASS_ANNOTATION: Fabric = Fabric {
         name: "naming",
         class_annotations: &["naming.test/class"],
         default_class: Some("which takes much"),
         copies: None,
         mirrors_nodes: false,
     };
-    static SILENT: Fabric = Fabric {
-        name: "silent",
+    static WITHOUT_CLASS_ANNOTATION: Fabric = Fabric {
+        name: "plain",
         class_annotations: &[],
         default_class: None,
         copies: None,
@@ -160,16 +162,19 @@ mod tests {
             "{native}"
         );
         assert!(native.contains("realStorageClass") && native.contains("once the chart's"));
-        let naming = ways(Some(&NAMING), &["gold"]);
+        let annotated = ways(Some(&WITH_CLASS_ANNOTATION), &["gold"]);
         assert!(
-            naming.contains(", which takes much") && naming.contains("allowed: gold"),
-            "{naming}"
+            annotated.contains(", which takes much") && annotated.contains("allowed: gold"),
+            "{annotated}"
         );
-        assert!(naming.contains(" or naming.test/class of the claim"), "{naming}");
-        let silent = ways(Some(&SILENT), &[]);
         assert!(
-            silent.contains("RemoteCluster milan") && !silent.contains("as the default"),
-            "{silent}"
+            annotated.contains(" or naming.test/class of the claim"),
+            "{annotated}"
+        );
+        let plain = ways(Some(&WITHOUT_CLASS_ANNOTATION), &[]);
+        assert!(
+            plain.contains("RemoteCluster milan") && !plain.contains("as the default"),
+            "{plain}"
         );
     }
 }

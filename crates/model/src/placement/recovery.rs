@@ -126,7 +126,7 @@ fn missing_protection<V>(real: &RealVolume<V>) -> Option<KeepWrite> {
 }
 
 /// The protection of the PV of a twin that is being deleted.
-pub(super) enum Safety<'a, V> {
+pub(super) enum PvProtection<'a, V> {
     Read(&'a str),
     Write(Keep<'a, V>),
     Safe(&'a str),
@@ -140,38 +140,38 @@ pub(super) enum Safety<'a, V> {
 
 /// Determines it for the PV that the twin names. `is_its` recognises one that no longer names the twin's uid;
 /// `holds` is whether our finalizer keeps the twin while a right is missing.
-pub(super) fn safety<'a, V>(
+pub(super) fn pv_protection<'a, V>(
     named: Option<&'a str>,
     rights: bool,
     reals: &'a Read<FoundVolumes<V>>,
     is_its: impl Fn(&RealVolume<V>) -> bool,
     holds: bool,
-) -> Safety<'a, V> {
+) -> PvProtection<'a, V> {
     let Some(name) = named else {
-        return Safety::Nothing;
+        return PvProtection::Nothing;
     };
     let found = match reals {
         _ if !rights => {
-            return Safety::OutOfReach {
+            return PvProtection::OutOfReach {
                 real: name,
                 why: NO_RIGHT,
             };
         }
-        Read::NotYet => return Safety::Read(name),
-        Read::Known(FoundVolumes::OutOfReach { real, why }) => return Safety::OutOfReach { real, why },
+        Read::NotYet => return PvProtection::Read(name),
+        Read::Known(FoundVolumes::OutOfReach { real, why }) => return PvProtection::OutOfReach { real, why },
         Read::Known(FoundVolumes::Found(found)) => found,
     };
     let is_its = |real: &&RealVolume<V>| real.name == name && (real.bound || is_its(real));
     let Some(real) = found.iter().find(is_its) else {
-        return Safety::Nothing;
+        return PvProtection::Nothing;
     };
     match missing_protection(real) {
-        Some(write) => Safety::Write(Keep {
+        Some(write) => PvProtection::Write(Keep {
             write,
             real,
             or_out_of_reach: holds || write == KeepWrite::MarkHolder,
         }),
-        None => Safety::Safe(&real.name),
+        None => PvProtection::Safe(&real.name),
     }
 }
 
@@ -374,23 +374,23 @@ fn release_twin<'a, T, V>(
 ) -> RecoveryStep<'a, T, V> {
     let is_its = |real: &RealVolume<V>| goal == Goal::Rescue && real.holder == Holder::Ours;
     let holds = goal == Goal::Rescue && twin.finalizer;
-    let (then, kept) = match safety(twin.real.as_deref(), facts.rights, &facts.reals, is_its, holds) {
-        Safety::Read(name) => {
+    let (then, kept) = match pv_protection(twin.real.as_deref(), facts.rights, &facts.reals, is_its, holds) {
+        PvProtection::Read(name) => {
             return RecoveryStep::ReadReal {
                 name,
                 or_out_of_reach: true,
             };
         }
-        Safety::Write(write) => return RecoveryStep::Keep(write),
-        Safety::OutOfReach { real, why } if twin.finalizer || goal == Goal::Release => {
+        PvProtection::Write(write) => return RecoveryStep::Keep(write),
+        PvProtection::OutOfReach { real, why } if twin.finalizer || goal == Goal::Release => {
             let (real, why) = (real.to_owned(), why.to_owned());
             return RecoveryStep::Report(Rescue::Held { real, why });
         }
         // The twin does not have our finalizer.
-        Safety::OutOfReach { .. } => return RecoveryStep::Report(Rescue::Hopeless),
-        Safety::Safe(real) => (Rescue::Underway, (goal == Goal::Rescue).then_some(real)),
-        Safety::Nothing if goal == Goal::Rescue => (Rescue::Hopeless, None),
-        Safety::Nothing => (Rescue::Underway, None),
+        PvProtection::OutOfReach { .. } => return RecoveryStep::Report(Rescue::Hopeless),
+        PvProtection::Safe(real) => (Rescue::Underway, (goal == Goal::Rescue).then_some(real)),
+        PvProtection::Nothing if goal == Goal::Rescue => (Rescue::Hopeless, None),
+        PvProtection::Nothing => (Rescue::Underway, None),
     };
     match (twin.finalizer, goal) {
         (true, _) => RecoveryStep::RemoveFinalizer {

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::{ClusterId, digest::digest};
 
 /// How many seconds a refusal counts: quotas change without a notification.
-const COUNTS: i64 = 120;
+const REFUSAL_SECONDS: i64 = 120;
 const KEY_DIGITS: usize = 20;
 
 /// The refused volume, and until when the refusal counts.
@@ -31,7 +31,7 @@ impl Refused {
             class: class.to_owned(),
             cluster: cluster.to_string(),
             bytes,
-            until: now + COUNTS,
+            until: now + REFUSAL_SECONDS,
         }
     }
 
@@ -58,13 +58,13 @@ impl Refused {
     /// Whether the refusal has not expired. One from a clock that is far ahead is ignored.
     #[must_use]
     pub fn counts(&self, now: i64) -> bool {
-        (1..=COUNTS).contains(&self.until.saturating_sub(now))
+        (1..=REFUSAL_SECONDS).contains(&self.until.saturating_sub(now))
     }
 
     /// Whether it includes a new refusal of the same key, and does not expire soon.
     #[must_use]
     pub fn covers(&self, new: &Self) -> bool {
-        self.bytes <= new.bytes && self.counts(new.until - COUNTS / 2)
+        self.bytes <= new.bytes && self.counts(new.until - REFUSAL_SECONDS / 2)
     }
 }
 
@@ -90,8 +90,8 @@ mod tests {
         assert_eq!(refused, new);
         assert!(refused.is_about("liqo", &id("milan")));
         assert!(!refused.is_about("liqo", &id("rome")) && !refused.is_about("other", &id("milan")));
-        assert!(refused.counts(1000) && refused.counts(1000 + COUNTS - 1));
-        assert!(!refused.counts(1000 + COUNTS));
+        assert!(refused.counts(1000) && refused.counts(1000 + REFUSAL_SECONDS - 1));
+        assert!(!refused.counts(1000 + REFUSAL_SECONDS));
         // From a clock that is far ahead.
         assert!(!refused.counts(999));
         assert_eq!(Refused::parse("{}"), None);

@@ -36,14 +36,14 @@ const PAUSE: Duration = Duration::from_secs(10);
 /// The same for a warm pass that only checks whether the users have removed what would be lost.
 const LOSS_PAUSE: Duration = Duration::from_mins(1);
 /// A mover reports every second on the order that it carries out, but not on an order that waits.
-const SILENCE: Duration = Duration::from_mins(5);
+const REPORT_TIMEOUT: Duration = Duration::from_mins(5);
 /// How many passes are made, one after the other, to find a source as the pass before did.
 const LAST_PASSES: u32 = 3;
 /// A pass of at most this length found few changes.
-const SHORT: Duration = Duration::from_secs(10);
-/// The result of a pass is valid for this many times its length, but at least for `COUNTS_AT_LEAST`.
-const COUNTS_FOR: u32 = 10;
-const COUNTS_AT_LEAST: Duration = Duration::from_mins(1);
+const SHORT_PASS: Duration = Duration::from_secs(10);
+/// The result of a pass is valid for this many times its length, but at least for `VALID_AT_LEAST`.
+const VALID_FOR_LENGTHS: u32 = 10;
+const VALID_AT_LEAST: Duration = Duration::from_mins(1);
 
 /// The progress of the copy of a claim, for users only: no decision is based on it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -355,7 +355,7 @@ impl OrderSender {
             let stays = |count: fn(&Passed) -> u64| {
                 before.is_some_and(|before| count(&passed) / 4 >= count(before) / 5)
             };
-            let has_little = took <= SHORT || stays(|passed| passed.received_bytes);
+            let has_little = took <= SHORT_PASS || stays(|passed| passed.received_bytes);
             // Files that changed while they were read are left to the next pass.
             let leaves_little = passed.unsteady == 0 || stays(|passed| passed.unsteady);
             let is_little = has_little && leaves_little;
@@ -367,7 +367,7 @@ impl OrderSender {
             self.read_back().await?;
         }
         let with_reading = began.elapsed();
-        let counts = (with_reading * COUNTS_FOR).max(COUNTS_AT_LEAST);
+        let counts = (with_reading * VALID_FOR_LENGTHS).max(VALID_AT_LEAST);
         let mut state = lock(&self.state);
         state.expected = with_reading;
         if is_repeated {
@@ -449,7 +449,7 @@ impl OrderSender {
         let mut lines = Lines::open(&self.end).await.map_err(|error| error.to_string())?;
         lines.write_line(&text).await.map_err(|error| error.to_string())?;
         let answer = loop {
-            let line = timeout(SILENCE, lines.read_line()).await;
+            let line = timeout(REPORT_TIMEOUT, lines.read_line()).await;
             let line = line.map_err(|_| format!("the mover {} does not respond", self.end.port))?;
             let line = line.map_err(|error| error.to_string())?;
             let line =

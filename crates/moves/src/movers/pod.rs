@@ -50,7 +50,7 @@ const DEVICE_BYTES_PER_JOURNAL_BYTE: u64 = (1 << 20) / 64;
 const GRACE: i64 = 1;
 const UNSCHEDULABLE: &str = "node.kubernetes.io/unschedulable";
 /// The user id in the driver's image.
-const NOBODY: i64 = 65532;
+const NONROOT_ID: i64 = 65532;
 /// The `SELinux` level with all categories: its processes may read what pods with any categories have written.
 const ALL_CATEGORIES: &str = "s0:c0.c1023";
 /// With this `seLinuxChangePolicy`, kubelets do not mount volumes with the label of the pod.
@@ -437,8 +437,8 @@ impl RelayPod<'_> {
             volumes: is_remote.then(|| vec![secrets(secret, true)]),
             affinity: Some(on_real_nodes()),
             security_context: Some(PodSecurityContext {
-                run_as_user: Some(NOBODY),
-                run_as_group: Some(NOBODY),
+                run_as_user: Some(NONROOT_ID),
+                run_as_group: Some(NONROOT_ID),
                 run_as_non_root: Some(true),
                 seccomp_profile: Some(runtime_default()),
                 ..PodSecurityContext::default()

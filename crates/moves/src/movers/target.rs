@@ -14,7 +14,7 @@ use crate::{
     gate::{Applied, outcome},
     observe::crash::{self, Step},
     placement::{
-        Asked, BindingMode, ChosenClass, Class, ClassInputs, KnownClasses, NO_PROVISIONER, Target,
+        BindingMode, ChosenClass, Class, ClassInputs, KnownClasses, NO_PROVISIONER, RequestedClass, Target,
         access_modes, choose_class, moving::Side,
     },
     twin::{
@@ -292,7 +292,7 @@ fn class_of<'a>(
         remote_class::choose(remote, policy, parameter, Some(&origin.claim), known)
     } else {
         let inputs = ClassInputs {
-            annotation: Asked::read(origin.claim.annotations(), &[mark::REAL_CLASS]),
+            annotation: RequestedClass::read(origin.claim.annotations(), &[mark::REAL_CLASS]),
             allowed: &policy.allowed_classes,
             parameter,
             mapping: None,

@@ -26,15 +26,15 @@ use tokio_tungstenite::{
 use super::End;
 
 /// Timeout of the port-forward request.
-const OPENING: Duration = Duration::from_secs(20);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 /// The interval of pings.
 const PING: Duration = Duration::from_secs(10);
 /// Timeout for a pod to accept one frame; it may be waiting for its disk.
-const STALL: Duration = Duration::from_mins(1);
+const SEND_TIMEOUT: Duration = Duration::from_mins(1);
 /// A connection without even an answer to pings for this long is dead. A ping may wait behind one frame.
-const SILENCE: Duration = STALL.saturating_add(Duration::from_secs(30));
+const RECEIVE_TIMEOUT: Duration = SEND_TIMEOUT.saturating_add(Duration::from_secs(30));
 /// Timeout for the API server to confirm the end of a connection.
-const CLOSING: Duration = Duration::from_secs(1);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The longest frame. A lane has up to two of them in memory for each direction: one read, one being written.
 pub(super) const MAX_FRAME: usize = 256 << 10;
@@ -49,15 +49,15 @@ const ERRORS: u8 = 1;
 pub(super) enum TunnelError {
     #[error("the API server does not forward the port: {0}")]
     Refused(String),
-    #[error("the API server did not forward the port within {OPENING:?}")]
+    #[error("the API server did not forward the port within {CONNECT_TIMEOUT:?}")]
     Slow,
     #[error("its node cannot connect to the port: {0}")]
     Unreached(String),
     #[error("the connection to the API server broke: {0}")]
     Broken(#[from] tungstenite::Error),
-    #[error("nothing was received for {SILENCE:?}, not even an answer to a ping")]
+    #[error("nothing was received for {RECEIVE_TIMEOUT:?}, not even an answer to a ping")]
     NoTraffic,
-    #[error("the pod accepted no data for {STALL:?}")]
+    #[error("the pod accepted no data for {SEND_TIMEOUT:?}")]
     Stalled,
     #[error("unexpected message from the API server on a forwarded port: {0}")]
     Protocol(&'static str),
@@ -100,7 +100,7 @@ impl Tunnel {
         let pods = Pod::url_path(&(), Some(end.port.namespace()));
         let request = kube::core::Request::new(pods).portforward(end.port.pod(), &[end.port.port()]);
         let request = request.map_err(|error| TunnelError::Refused(error.to_string()))?;
-        let connection = timeout(OPENING, end.client.connect(request)).await;
+        let connection = timeout(CONNECT_TIMEOUT, end.client.connect(request)).await;
         let connection = connection
             .map_err(|_| TunnelError::Slow)?
             .map_err(|error| TunnelError::Refused(crate::cluster::plain(&error)))?;
@@ -155,7 +155,7 @@ impl Tunnel {
             Ok::<(), tungstenite::Error>(())
         };
         // A connection without that confirmation is dropped.
-        let _ = timeout(CLOSING, said).await;
+        let _ = timeout(CLOSE_TIMEOUT, said).await;
     }
 }
 
@@ -163,7 +163,7 @@ impl TunnelReader {
     /// The next data from the pod; `None` when it has closed the connection. Cancel-safe.
     pub(super) async fn next(&mut self) -> Result<Option<Frame>, TunnelError> {
         loop {
-            let message = timeout_at(self.last_received + SILENCE, self.socket.next()).await;
+            let message = timeout_at(self.last_received + RECEIVE_TIMEOUT, self.socket.next()).await;
             let message = message.map_err(|_| TunnelError::NoTraffic)?;
             self.last_received = Instant::now();
             match message.transpose()? {
@@ -216,7 +216,7 @@ impl TunnelWriter {
     }
 
     async fn write(&mut self, message: Message) -> Result<(), TunnelError> {
-        let sent = timeout(STALL, self.0.send(message)).await;
+        let sent = timeout(SEND_TIMEOUT, self.0.send(message)).await;
         Ok(sent.map_err(|_| TunnelError::Stalled)??)
     }
 }

@@ -22,7 +22,7 @@ pub(super) const PROVISIONERS: &str = "external-provisioner.volume.kubernetes.io
 pub(super) const ATTACHERS: &str = "external-attacher/storage-liqo-io";
 
 /// How long a sidecar may take. Those of tests act at once, or never.
-const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 10 });
+const SIDECAR_TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 10 });
 
 /// Waits for the sidecars.
 #[derive(Default)]
@@ -51,7 +51,7 @@ impl Sidecars {
             Some((known, since)) if known == finalizer => since,
             _ => self.held.insert((finalizer, Instant::now())).1,
         };
-        let is_over = since.elapsed() >= PATIENCE.min(context.timeout / 4);
+        let is_over = since.elapsed() >= SIDECAR_TIMEOUT.min(context.timeout / 4);
         let retained = secured && reclaim_policy(outer) == "Retain";
         if !(is_over
             && retained

@@ -18,7 +18,10 @@ use crate::{
         testing::{Act, FakeApi, Fault, Store},
     },
     placement::transfer::{ReleaseRefusal, ReleaseUndoRefusal},
-    tests::{ANYBODYS, AWAITS_CONTROLLER, PATIENCE, VolumeController, claim, empty_cluster, follow, quiet},
+    tests::{
+        AWAITS_CONTROLLER, OTHERS_ANNOTATION, TEST_TIMEOUT, VolumeController, claim, empty_cluster, follow,
+        quiet,
+    },
     topology::{CLUSTER_KEY, NODE_KEY},
     volume::DRIVER_NAME,
 };
@@ -43,7 +46,7 @@ fn context(world: &World) -> Context<'_> {
     Context {
         cluster: &world.home,
         storage_namespace: "liqo-storage",
-        timeout: PATIENCE,
+        timeout: TEST_TIMEOUT,
         dry_run: false,
         report: &|_| {},
     }
@@ -139,11 +142,11 @@ impl World {
     }
 
     async fn release(&self) -> Result<(), TransferError> {
-        self.run(false, PATIENCE).await
+        self.run(false, TEST_TIMEOUT).await
     }
 
     async fn undo(&self) -> Result<(), TransferError> {
-        self.run(true, PATIENCE).await
+        self.run(true, TEST_TIMEOUT).await
     }
 
     /// Undoes the release without a controller. A late undo imports the volume again, which does not
@@ -193,7 +196,7 @@ impl World {
             }
         };
         tokio::select! {
-            _ = self.run(undo, PATIENCE) => {}
+            _ = self.run(undo, TEST_TIMEOUT) => {}
             () = enough => {}
         }
     }
@@ -256,12 +259,12 @@ impl World {
             mark::IMPORT,
             mark::ADOPT_FOR,
             mark::POLICY_BEFORE,
-            ANYBODYS,
+            OTHERS_ANNOTATION,
         ] {
             assert_eq!(self.real()["metadata"]["annotations"][key], Value::Null, "{key}");
         }
         if let Some(outer) = self.api.object(&outer_path()) {
-            assert_eq!(outer["metadata"]["annotations"][ANYBODYS], Value::Null);
+            assert_eq!(outer["metadata"]["annotations"][OTHERS_ANNOTATION], Value::Null);
         }
     }
 }
@@ -625,7 +628,7 @@ async fn a_mark_of_an_earlier_claim_of_the_name_is_removed() {
             &other,
             json!({"metadata": {"uid": "earlier", "annotations": annotations}, "spec": {}}),
         );
-        world.run(undo, PATIENCE).await.unwrap();
+        world.run(undo, TEST_TIMEOUT).await.unwrap();
         let twin = world.api.object(&other).unwrap();
         assert_eq!(twin["metadata"]["annotations"][mark::RELEASING], Value::Null);
     }
@@ -810,7 +813,7 @@ async fn a_claim_or_snapshot_is_not_restored_in_a_recreated_namespace() {
     let recorded = !world.real()["metadata"]["annotations"][mark::RELEASE].is_null();
     assert!(recorded);
     for undo in [false, true] {
-        let error = world.run(undo, PATIENCE).await.unwrap_err();
+        let error = world.run(undo, TEST_TIMEOUT).await.unwrap_err();
         assert!(matches!(error, TransferError::OtherNamespace { .. }), "{error}");
     }
     assert_eq!(world.policy(REAL), "Retain");

@@ -19,7 +19,7 @@ use crate::{
         Cluster,
         testing::{Act, FakeApi, Fault, Store},
     },
-    tests::{PATIENCE, empty_cluster, quiet},
+    tests::{TEST_TIMEOUT, empty_cluster, quiet},
     volume::{DRIVER_NAME, import_key},
 };
 
@@ -36,7 +36,7 @@ const TWIN_MADE: usize = MARKED + 2;
 const DELETED: usize = TWIN_MADE + 2;
 const MADE: usize = DELETED + 2;
 /// The delay until the snapshot-controller observes the changed policy of a content.
-const LATE: Duration = Duration::from_millis(400);
+const CONTROLLER_DELAY: Duration = Duration::from_millis(400);
 
 struct World {
     api: Arc<FakeApi>,
@@ -111,11 +111,11 @@ impl World {
     }
 
     async fn import(&self) -> Result<(), SnapshotTransferError> {
-        self.run(false, PATIENCE).await
+        self.run(false, TEST_TIMEOUT).await
     }
 
     async fn undo(&self) -> Result<(), SnapshotTransferError> {
-        self.run(true, PATIENCE).await
+        self.run(true, TEST_TIMEOUT).await
     }
 
     /// Imports until this many writes are done, and stops.
@@ -127,7 +127,7 @@ impl World {
             }
         };
         tokio::select! {
-            _ = self.run(false, PATIENCE) => {}
+            _ = self.run(false, TEST_TIMEOUT) => {}
             () = enough => {}
         }
         // Requests that were sent may still arrive.
@@ -249,7 +249,9 @@ impl Policies {
     /// observed its policy.
     fn is_delete(&self, name: &str) -> bool {
         let known = &self.0[name];
-        let seen = known.iter().rfind(|(since, _)| since.elapsed() >= LATE);
+        let seen = known
+            .iter()
+            .rfind(|(since, _)| since.elapsed() >= CONTROLLER_DELAY);
         seen.unwrap_or(&known[0]).1 == "Delete"
     }
 }

@@ -71,7 +71,7 @@ async fn dropped_owners_are_reported_once_with_the_reason() {
     let context = Context {
         cluster: &world.home,
         storage_namespace: "liqo-storage",
-        timeout: PATIENCE,
+        timeout: TEST_TIMEOUT,
         dry_run: false,
         report: &report,
     };

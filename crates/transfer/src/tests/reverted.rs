@@ -7,7 +7,7 @@ async fn taken_out(world: &World, undo: bool) -> String {
     let before = world.api.writes();
     world.api.fault(Fault::new("PATCH", REAL, Act::TakeOut));
     let run = world.run(undo, Duration::ZERO);
-    let ended = tokio::time::timeout(PATIENCE, run).await;
+    let ended = tokio::time::timeout(TEST_TIMEOUT, run).await;
     let error = ended.expect("it does not end").unwrap_err();
     let writes = world.api.writes() - before;
     assert!(writes < 100, "{writes} writes in twenty tries");

@@ -119,7 +119,7 @@ async fn a_node_without_the_real_driver_gets_no_twin() {
     let csi_node = "/apis/storage.k8s.io/v1/csinodes/n1";
     let mut changes = world.home.views().csi_nodes.subscribe("n1");
     world.api.put(csi_node, json!({"spec": {"drivers": []}}));
-    changes.next(PATIENCE).await;
+    changes.next(TEST_TIMEOUT).await;
     let error = world.create().await.unwrap_err();
     assert!(
         matches!(&error, CreateError::Elsewhere(why) if why.contains("real.test")),
@@ -215,7 +215,7 @@ async fn retain_is_enforced_on_the_real_volume() {
         "WaitForFirstConsumer",
         "Retain",
     );
-    changes.next(PATIENCE).await;
+    changes.next(TEST_TIMEOUT).await;
     let made = world.create().await.unwrap();
     let volume = format!("{VOLUMES}/{}", made.context[TWIN_VOLUME]);
     let real = world.api.object(&volume).unwrap();
@@ -432,7 +432,7 @@ async fn a_class_that_uses_the_namespace_needs_an_opt_in() {
         .change("/apis/storage.k8s.io/v1/storageclasses/real", |class| {
             class["parameters"] = json!({"subDir": "${pvc.metadata.namespace}/${pvc.metadata.name}"});
         });
-    changes.next(PATIENCE).await;
+    changes.next(TEST_TIMEOUT).await;
     let error = world.create().await.unwrap_err();
     assert!(matches!(error, CreateError::Class(_)), "{error}");
     assert_eq!(world.api.writes(), 0);

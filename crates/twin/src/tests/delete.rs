@@ -24,7 +24,7 @@ impl World {
         let twins = self.home.twins_in("liqo-storage");
         let mut changes = twins.subscribe(UID);
         while self.twin().is_some() || twins.count_of_topic(UID) > 0 {
-            changes.next(PATIENCE).await;
+            changes.next(TEST_TIMEOUT).await;
         }
     }
 }

@@ -40,7 +40,7 @@ const VOLUMES: &str = "/api/v1/persistentvolumes";
 const ATTACHMENTS: &str = "/apis/storage.k8s.io/v1/volumeattachments";
 const CLAIM: &str = "/api/v1/namespaces/shop/persistentvolumeclaims/data";
 /// The deadline for what must happen, even on a busy machine.
-pub(super) const PATIENCE: Duration = Duration::from_secs(30);
+pub(super) const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 /// The deadline for what must not happen. A passed deadline ends only waiting, no call: however slow the machine is,
 /// everything before the first wait is done.
 pub(super) const A_MOMENT: Duration = Duration::from_millis(300);
@@ -66,7 +66,7 @@ impl World {
             home,
             policy: Policy::default(),
             request: request(),
-            deadline: PATIENCE,
+            deadline: TEST_TIMEOUT,
         }
     }
 
@@ -127,7 +127,7 @@ impl World {
     }
 
     fn patient(mut self) -> Self {
-        self.deadline = PATIENCE;
+        self.deadline = TEST_TIMEOUT;
         self
     }
 }

@@ -109,20 +109,22 @@ impl Faults {
 }
 
 /// A change by another client.
-pub(super) type Deed = Box<dyn FnOnce(&Store) + Send>;
+pub(super) type OtherChange = Box<dyn FnOnce(&Store) + Send>;
 
 #[derive(Default)]
-pub(super) struct Deeds(Mutex<Vec<(&'static str, String, Deed)>>);
+pub(super) struct OtherChanges(Mutex<Vec<(&'static str, String, OtherChange)>>);
 
-impl Deeds {
-    pub(super) fn add(&self, method: &'static str, path: &str, deed: Deed) {
-        self.0.lock().unwrap().push((method, path.to_owned(), deed));
+impl OtherChanges {
+    pub(super) fn add(&self, method: &'static str, path: &str, change: OtherChange) {
+        self.0.lock().unwrap().push((method, path.to_owned(), change));
     }
 
     /// Makes a change once, before this request.
-    pub(super) fn due(&self, method: &str, path: &str) -> Option<Deed> {
-        let mut deeds = self.0.lock().unwrap();
-        let at = deeds.iter().position(|deed| deed.0 == method && deed.1 == path)?;
-        Some(deeds.remove(at).2)
+    pub(super) fn due(&self, method: &str, path: &str) -> Option<OtherChange> {
+        let mut changes = self.0.lock().unwrap();
+        let at = changes
+            .iter()
+            .position(|change| change.0 == method && change.1 == path)?;
+        Some(changes.remove(at).2)
     }
 }

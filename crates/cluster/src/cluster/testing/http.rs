@@ -20,16 +20,16 @@ use futures::{StreamExt, stream};
 use serde_json::{Value, json};
 
 use super::{
-    faults::{Act, Deeds, Faults},
+    faults::{Act, Faults, OtherChanges},
     life::Lives,
-    store::{Happened, Lists, Refused, Store},
+    store::{Lists, LoggedChange, Refused, Store},
 };
 
 #[derive(Default)]
 pub(super) struct Server {
     pub(super) store: Store,
     pub(super) faults: Faults,
-    pub(super) deeds: Deeds,
+    pub(super) changes: OtherChanges,
     pub(super) lives: Lives,
     pub(super) requests: Mutex<Vec<String>>,
 }
@@ -64,8 +64,8 @@ async fn serve(State(server): State<Arc<Server>>, request: Request<Body>) -> Res
     let body = axum::body::to_bytes(request.into_body(), usize::MAX)
         .await
         .unwrap();
-    if let Some(deed) = server.deeds.due(method.as_str(), &path) {
-        deed(&server.store);
+    if let Some(change) = server.changes.due(method.as_str(), &path) {
+        change(&server.store);
     }
     if !watch && !server.lives.go_on(method.as_str(), &path) {
         return std::future::pending().await;
@@ -381,17 +381,14 @@ fn follow(server: Arc<Server>, path: String, query: Parameters) -> Response {
 }
 
 /// An object that no longer matches the selector has left the watch.
-fn line(happened: &Happened, query: &Parameters) -> Option<String> {
-    let kind = match (wanted(&happened.object, query), happened.kind) {
+fn line(change: &LoggedChange, query: &Parameters) -> Option<String> {
+    let kind = match (wanted(&change.object, query), change.kind) {
         (true, kind) => kind,
         (false, "MODIFIED") => "DELETED",
         (false, _) => return None,
     };
     // As in API servers, the body is read as it arrives.
-    Some(format!(
-        "{{\"type\":\"{kind}\",\"object\":{}}}\n",
-        happened.object
-    ))
+    Some(format!("{{\"type\":\"{kind}\",\"object\":{}}}\n", change.object))
 }
 
 fn wanted(object: &Value, query: &Parameters) -> bool {

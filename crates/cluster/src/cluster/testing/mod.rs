@@ -151,8 +151,8 @@ impl FakeApi {
     }
 
     /// Makes this change once, just before a request of this method to exactly this path.
-    pub fn before(&self, method: &'static str, path: &str, deed: impl FnOnce(&Store) + Send + 'static) {
-        self.server.deeds.add(method, path, Box::new(deed));
+    pub fn before(&self, method: &'static str, path: &str, change: impl FnOnce(&Store) + Send + 'static) {
+        self.server.changes.add(method, path, Box::new(change));
     }
 
     /// The number of faults that were not used up.

@@ -18,12 +18,12 @@ pub struct Store {
 #[derive(Default)]
 struct Inner {
     objects: BTreeMap<String, Value>,
-    log: Vec<Happened>,
+    log: Vec<LoggedChange>,
 }
 
 /// One change of one object.
 #[derive(Clone, Debug)]
-pub(super) struct Happened {
+pub(super) struct LoggedChange {
     pub(super) version: u64,
     pub(super) path: String,
     pub(super) kind: &'static str,
@@ -93,7 +93,7 @@ impl Store {
         found.map(|(_, object)| object.clone()).collect()
     }
 
-    pub(super) fn since(&self, version: u64, collection: &str) -> Vec<Happened> {
+    pub(super) fn since(&self, version: u64, collection: &str) -> Vec<LoggedChange> {
         let inner = self.lock();
         let news = inner.log.iter().filter(|it| it.version > version);
         news.filter(|it| belongs(&it.path, collection)).cloned().collect()
@@ -202,13 +202,13 @@ impl Store {
         } else {
             inner.objects.insert(path.to_owned(), object.clone());
         }
-        let happened = Happened {
+        let change = LoggedChange {
             version,
             path: path.to_owned(),
             kind,
             object: object.clone(),
         };
-        inner.log.push(happened);
+        inner.log.push(change);
         self.version.send_replace(version);
         object
     }

@@ -38,16 +38,16 @@ const WATCH_SECONDS: u32 = 60;
 /// The same while a view is full: when a watch ends, the view lists again if the budget allows it.
 const WATCH_SECONDS_WHILE_FULL: u32 = 10;
 /// Longest silence on a connection: API servers end each watch of this driver before.
-pub(crate) const SILENCE: Duration = Duration::from_secs(WATCH_SECONDS as u64 + 10);
+pub(crate) const READ_TIMEOUT: Duration = Duration::from_secs(WATCH_SECONDS as u64 + 10);
 /// A kind that is not served may be defined at any moment, and a caller may wait for it. A request costs
 /// next to nothing.
 const PAUSE_WHILE_NOT_SERVED: Duration = Duration::from_secs(5);
 /// A watch that ends sooner is restarted only after this time.
 const SHORTEST_WATCH: Duration = Duration::from_millis(250);
 /// The pause after a limit was exceeded.
-const PAUSE_AFTER_TOO_MUCH: Duration = Duration::from_mins(1);
+const LIMIT_PAUSE: Duration = Duration::from_mins(1);
 /// A watch without a failure for longer than an attempt can take is running again.
-pub const RUNS_AGAIN: Duration = SILENCE.saturating_add(Duration::from_secs(5));
+pub const RUNS_AGAIN: Duration = READ_TIMEOUT.saturating_add(Duration::from_secs(5));
 
 impl<S: Slim> View<S> {
     /// Watches from the first read until `stop`, and keeps what `slim` returns. A view that is never read
@@ -68,7 +68,7 @@ impl<S: Slim> View<S> {
                     "a list exceeds the limits for a cluster; ignoring it"
                 );
                 keeper.set_outdated(true);
-                time::sleep(PAUSE_AFTER_TOO_MUCH).await;
+                time::sleep(LIMIT_PAUSE).await;
             }
         })
     }
@@ -381,7 +381,7 @@ fn pause(error: &kube::Error, pauses: &mut impl Backoff) -> Duration {
     if is_unserved(error) {
         return PAUSE_WHILE_NOT_SERVED;
     }
-    pauses.next().unwrap_or(PAUSE_AFTER_TOO_MUCH)
+    pauses.next().unwrap_or(LIMIT_PAUSE)
 }
 
 /// Whether the API server answered that the kind must not, or cannot, be watched.

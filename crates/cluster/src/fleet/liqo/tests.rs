@@ -57,7 +57,7 @@ fn a_virtual_default_class_is_ignored() {
 fn a_namespace_is_mapped_only_when_liqo_reports_it_as_accepted() {
     let map = namespace_map(&object(
         "NamespaceMap",
-        &json!({MAP_OF: "milan"}),
+        &json!({REMOTE_ID: "milan"}),
         &json!({
             "spec": {"desiredMapping": {"shop": "shop-home", "new": "new-home", "odd": "odd-home", "other": "other-home"}},
             "status": {"currentMapping": {
@@ -92,7 +92,7 @@ fn put_node(api: &FakeApi, namespace: &str, cluster: &str) {
 
 fn put_map(api: &FakeApi, namespace: &str, cluster: &str, remote: &str) {
     let path = format!("{GROUP}/{namespace}/namespacemaps/{cluster}");
-    let labels = json!({MAP_OF: cluster, "liqo.io/replication": "true"});
+    let labels = json!({REMOTE_ID: cluster, "liqo.io/replication": "true"});
     api.put(
         &path,
         json!({

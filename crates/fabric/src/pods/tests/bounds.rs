@@ -106,11 +106,7 @@ async fn changing_addresses_cause_one_event_a_minute() {
             world.home_pod()["status"]["message"] == "100"
         })
         .await;
-    let reported = world
-        .home
-        .store()
-        .below("/apis/events.k8s.io/v1/namespaces/shop/events/")
-        .len();
+    let reported = world.home.store().below(EVENTS).len();
     assert!(
         u64::try_from(reported).unwrap() <= 1 + began.elapsed().as_secs() / 60,
         "reported {reported} times"
@@ -251,9 +247,8 @@ async fn a_too_large_remote_pod_does_not_affect_others() {
             .object("/api/v1/namespaces/shop-home/pods/other")
             .is_some()
     };
-    let events = "/apis/events.k8s.io/v1/namespaces/shop/events/";
     let is_reported = |world: &World| {
-        let events = world.home.store().below(events);
+        let events = world.home.store().below(EVENTS);
         events
             .iter()
             .any(|it| it["reason"] == "RemotePodUnknown" && it["regarding"]["name"] == "web")
@@ -267,9 +262,8 @@ async fn pods_beyond_the_watch_limit_run_and_are_reported() {
     let mut world = World::with_pod(true).await;
     world.watched = Some(0);
     world.run_until(World::is_running).await;
-    let events = "/apis/events.k8s.io/v1/namespaces/shop/events/";
     let is_reported = |world: &World| {
-        let events = world.home.store().below(events);
+        let events = world.home.store().below(EVENTS);
         events.iter().any(|it| it["reason"] == "RemotePodNotWatched")
     };
     world.run_until(is_reported).await;

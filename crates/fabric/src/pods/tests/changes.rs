@@ -15,10 +15,7 @@ impl World {
     }
 
     fn refusals(&self) -> Vec<Value> {
-        let all = self
-            .home
-            .store()
-            .below("/apis/events.k8s.io/v1/namespaces/shop/events/");
+        let all = self.home.store().below(EVENTS);
         all.into_iter()
             .filter(|it| it["reason"] == "RemoteChangeRefused")
             .collect()

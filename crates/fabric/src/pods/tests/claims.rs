@@ -101,10 +101,7 @@ async fn a_refused_pod_with_remote_data_reports_the_command_that_moves_them() {
     rebind(&world, "new");
     world.home.change(POD, |pod| pod["spec"]["hostPID"] = json!(true));
     let notes = |world: &World| -> Vec<String> {
-        let events = world
-            .home
-            .store()
-            .below("/apis/events.k8s.io/v1/namespaces/shop/events/");
+        let events = world.home.store().below(EVENTS);
         events.iter().map(|it| it["note"].to_string()).collect()
     };
     world.run_until(|world| !notes(world).is_empty()).await;

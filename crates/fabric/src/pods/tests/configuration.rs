@@ -91,10 +91,7 @@ async fn objects_that_cannot_be_copied_are_not_waited_for() {
 
 /// The events on the pod.
 fn told(world: &World) -> Vec<String> {
-    let events = world
-        .home
-        .store()
-        .below("/apis/events.k8s.io/v1/namespaces/shop/events/");
+    let events = world.home.store().below(EVENTS);
     let of_pod = events.iter().filter(|it| it["regarding"]["kind"] == "Pod");
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     of_pod

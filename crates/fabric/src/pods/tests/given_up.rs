@@ -6,7 +6,7 @@ const OFFLOADING: &str = "/apis/offloading.liqo.io/v1beta1/namespaces/shop/names
 const POLICY: &str =
     "/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolicybindings/avoided-clusters.storage.liqo.io";
 const CLUSTER: &str = "/apis/storage.liqo.io/v1alpha1/remoteclusters/milan";
-const EVENTS: &str = "/api/v1/namespaces/shop-home/events";
+const REMOTE_EVENTS: &str = "/api/v1/namespaces/shop-home/events";
 
 impl World {
     /// With remote nodes that accept no pod, and a short `giveUpAfter`.
@@ -52,11 +52,13 @@ impl World {
     async fn run_until_twice_read(&self) {
         let is_touched = std::cell::Cell::new(false);
         self.run_until(|world| {
-            if world.times("GET", EVENTS) > 0 && !is_touched.replace(world.times("GET", EVENTS) > 0) {
+            if world.times("GET", REMOTE_EVENTS) > 0
+                && !is_touched.replace(world.times("GET", REMOTE_EVENTS) > 0)
+            {
                 let labels = json!({"touched": "true"});
                 world.home.change(POD, |pod| pod["metadata"]["labels"] = labels);
             }
-            world.times("GET", EVENTS) > 1
+            world.times("GET", REMOTE_EVENTS) > 1
         })
         .await;
     }
@@ -76,17 +78,14 @@ async fn an_unschedulable_pod_is_given_up_without_having_run() {
     );
     assert!(world.ran.lock().unwrap().is_empty(), "it never started");
     assert_eq!(world.given_up.total("milan"), 1);
-    let events = world
-        .home
-        .store()
-        .below("/apis/events.k8s.io/v1/namespaces/shop/events/");
+    let events = world.home.store().below(EVENTS);
     let reported: Vec<&str> = events
         .iter()
         .filter(|it| it["reason"] == "RemotePodGivenUp")
         .filter_map(|it| it["note"].as_str())
         .collect();
     assert!(
-        reported.len() == 1 && reported[0].ends_with(WHY_FULL),
+        reported.len() == 1 && reported[0].ends_with(UNSCHEDULABLE_MESSAGE),
         "{reported:?}"
     );
     let requests = world.there.requests();
@@ -118,10 +117,7 @@ async fn a_refused_pod_is_given_up() {
     assert_eq!((avoided.len(), &avoided[0]["controller"]), (1, &json!("u")));
     assert_eq!(world.given_up.total("milan"), 1);
     assert!(world.ran.lock().unwrap().is_empty(), "it never started");
-    let events = world
-        .home
-        .store()
-        .below("/apis/events.k8s.io/v1/namespaces/shop/events/");
+    let events = world.home.store().below(EVENTS);
     let mut notes = events.iter().filter(|it| it["reason"] == "RemotePodGivenUp");
     let note = notes.next().unwrap()["note"].as_str().unwrap();
     assert!(note.contains("refuses it") && note.contains(why), "{note}");
@@ -253,10 +249,7 @@ async fn jobs_and_pods_with_remote_data_are_not_given_up() {
         pod.is_some_and(|pod| pod["status"]["reason"] == "RemoteUnschedulable")
     };
     let said = |name: &str| {
-        let events = world
-            .home
-            .store()
-            .below("/apis/events.k8s.io/v1/namespaces/shop/events/");
+        let events = world.home.store().below(EVENTS);
         let mut of_pod = events
             .iter()
             .filter(|it| it["regarding"]["name"] == name && it["reason"] == "RemoteUnschedulable");
@@ -270,7 +263,7 @@ async fn jobs_and_pods_with_remote_data_are_not_given_up() {
         .await;
     let (job, data) = (said("job").unwrap(), said("data").unwrap());
     assert!(
-        job.contains("controller, the Job web,") && job.ends_with(WHY_FULL),
+        job.contains("controller, the Job web,") && job.ends_with(UNSCHEDULABLE_MESSAGE),
         "{job}"
     );
     assert!(!data.contains("controller"), "{data}");
@@ -289,7 +282,7 @@ async fn a_pod_for_which_a_scale_up_was_triggered_is_not_given_up() {
     world.give_up_after("0s");
     world.run_until(World::is_unplaced).await;
     let uid = world.there.object(THERE).unwrap()["metadata"]["uid"].clone();
-    let scales_up = format!("{EVENTS}/scales-up");
+    let scales_up = format!("{REMOTE_EVENTS}/scales-up");
     world.there.put(
         &scales_up,
         json!({
@@ -321,10 +314,7 @@ async fn without_the_policy_or_with_an_older_crd_pods_are_not_given_up() {
         .home
         .fault(Fault::new("PATCH", &status, Act::Drop("/status/avoidedClusters")));
     let reported = |world: &World| {
-        let events = world
-            .home
-            .store()
-            .below("/apis/events.k8s.io/v1/namespaces/shop/events/");
+        let events = world.home.store().below(EVENTS);
         events.iter().any(|it| it["reason"] == "DefinitionOutdated")
     };
     world.run_until(reported).await;

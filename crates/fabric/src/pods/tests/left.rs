@@ -23,8 +23,7 @@ impl World {
 
     /// The notes of the events on the `RemoteCluster`.
     fn reported_left(&self) -> Vec<String> {
-        let events = "/apis/events.k8s.io/v1/namespaces/default/events/";
-        let all = self.home.store().below(events);
+        let all = self.home.store().below(CLUSTER_EVENTS);
         let left = all.iter().filter(|it| it["reason"] == "NamespacesLeft");
         left.map(|it| it["note"].to_string()).collect()
     }
@@ -38,6 +37,11 @@ async fn pods_end_in_a_namespace_that_is_not_offloaded_any_more() {
     world.put_namespace("theirs", &json!("another-home"));
     world.run_until(World::is_running).await;
     assert_eq!(world.reported_left(), Vec::<String>::new());
+    // An administrator there has removed the label with the name of the home namespace.
+    world.there.change("/api/v1/namespaces/shop-home", |it| {
+        it["metadata"]["labels"] = json!({"fabric.storage.liqo.io/home": "home"});
+    });
+    world.put_namespace("shop-before", &world.home_uid());
     let mut theirs = world.there.object(THERE).unwrap();
     theirs["metadata"]["namespace"] = json!("theirs");
     theirs["metadata"]["uid"] = json!("theirs");
@@ -51,7 +55,10 @@ async fn pods_end_in_a_namespace_that_is_not_offloaded_any_more() {
     // The namespace may have claims with data.
     assert!(world.there.object("/api/v1/namespaces/shop-home").is_some());
     let reported = world.reported_left();
-    assert!(reported[0].contains(": shop-home (of shop). "), "{reported:?}");
+    assert!(
+        reported[0].contains(": shop-before (of shop), shop-home. "),
+        "{reported:?}"
+    );
 }
 
 /// Its namespace was offloaded again under another name.

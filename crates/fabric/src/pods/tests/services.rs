@@ -8,8 +8,6 @@ use super::{
 };
 use crate::offload::Unreached;
 
-const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/shop/events/";
-
 fn service(world: &World, name: &str, selector: &Value) {
     let spec = json!({"selector": selector, "ports": [{"port": 80}]});
     world.home.put(

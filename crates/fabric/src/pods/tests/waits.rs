@@ -11,10 +11,7 @@ impl World {
     }
 
     fn reported(&self, reason: &str) -> usize {
-        let all = self
-            .home
-            .store()
-            .below("/apis/events.k8s.io/v1/namespaces/shop/events/");
+        let all = self.home.store().below(EVENTS);
         all.iter().filter(|it| it["reason"] == reason).count()
     }
 }
@@ -83,10 +80,7 @@ async fn an_unschedulable_remote_pod_is_reported_once() {
     world
         .run_until(|world| says(world, "0/4 nodes are available"))
         .await;
-    let events = world
-        .home
-        .store()
-        .below("/apis/events.k8s.io/v1/namespaces/shop/events/");
+    let events = world.home.store().below(EVENTS);
     let reported: Vec<_> = events
         .iter()
         .filter(|it| it["reason"] == "RemoteUnschedulable")

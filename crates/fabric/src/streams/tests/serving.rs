@@ -120,14 +120,14 @@ async fn a_log_is_passed_on_as_it_is_written() {
 
 #[tokio::test]
 async fn errors_of_the_remote_api_server_are_passed_on() {
-    const SAID: &str = r#"{"kind":"Status","code":400,"message":"container app is waiting to start"}"#;
+    const BODY: &str = r#"{"kind":"Status","code":400,"message":"container app is waiting to start"}"#;
     for code in [400, 403, 404, 500] {
-        let world = World::new(Act::Refuse(code, SAID)).await;
+        let world = World::new(Act::Refuse(code, BODY)).await;
         let (status, head) = world.request(EXEC, SPDY).await;
         assert_eq!(status.as_u16(), code);
         // Clients parse a Status in answer to a stream, but would print it as a log.
         assert!(
-            head.ends_with(SAID) && head.contains("content-type: application/json"),
+            head.ends_with(BODY) && head.contains("content-type: application/json"),
             "{head}"
         );
         let (status, head) = world.request(LOGS, "").await;

@@ -17,7 +17,7 @@ const CONTAINERS: [&str; 2] = ["containers", "initContainers"];
 /// The resources of a container that Kubernetes can resize in place.
 const RESIZABLE: [&str; 2] = ["cpu", "memory"];
 /// Annotations with this prefix count only when a pod is created: API servers refuse to change them.
-const LASTING: &str = "container.apparmor.security.beta.kubernetes.io/";
+const APPARMOR_PREFIX: &str = "container.apparmor.security.beta.kubernetes.io/";
 
 /// A change of a remote pod that is one request, and may be refused on its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -160,7 +160,7 @@ fn metadata(home: &Value, remote: &Value) -> Option<Value> {
     let there = &remote["metadata"];
     let changed_labels = pairs(&labels, &before.labels, &there["labels"]);
     let mut changed = pairs(&annotations, &before.annotations, &there["annotations"]);
-    changed.retain(|key, _| !key.starts_with(LASTING));
+    changed.retain(|key, _| !key.starts_with(APPARMOR_PREFIX));
     let after = Record {
         labels: labels.into_keys().collect(),
         annotations: annotations.into_keys().collect(),

@@ -28,13 +28,16 @@ pub fn refused_hostname(home: &Value, namespace: &str) -> Option<String> {
     ))
 }
 
-/// A pod with a host name that is too long if the remote cluster has the usual domain.
+/// A pod with a host name that is too long if the remote cluster has the usual domain. The note is the same for all
+/// replicas.
 pub(super) fn long_hostname(home: &Value, destination: &Destination<'_>) -> Option<(&'static str, String)> {
     let name = hostname(home, destination.namespace)? + USUAL_DOMAIN;
     let note = format!(
-        "with setHostnameAsFQDN the pod has the host name {name} in the cluster {}, if the domain of that cluster is \
-         cluster.local, and no kubelet starts a pod whose host name has more than {LONGEST} characters: use a shorter hostname \
-         or subdomain, or keep the pod on nodes of this cluster",
+        "with setHostnameAsFQDN the host name of the pod ends with .{}.{}.svc{USUAL_DOMAIN} in the cluster {}, unless that has \
+         another domain, and has more than {LONGEST} characters, with which no kubelet starts a pod: use a shorter hostname or \
+         subdomain, or keep the pod on nodes of this cluster",
+        home["spec"]["subdomain"].as_str().unwrap_or_default(),
+        destination.namespace,
         destination.cluster
     );
     (name.len() > LONGEST).then_some(("HostnameTooLong", note))

@@ -41,7 +41,7 @@ pub use self::{
         least_final_status, remote_status, started_status, unreachable_status, waiting_status,
     },
     unplaced::{
-        Avoided, Circumstances, Unplaced, UnplacedFacts, UnplacedStep, decide_unplaced, irreplaceable,
+        Avoided, DeferredFacts, Unplaced, UnplacedFacts, UnplacedStep, decide_unplaced, irreplaceable,
         replaceable, still_avoided, unplaced,
     },
 };

@@ -52,7 +52,7 @@ pub struct Avoided {
 /// Facts that are read only if a pod has waited long enough.
 #[expect(clippy::struct_excessive_bools, reason = "independent facts about one pod")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Circumstances {
+pub struct DeferredFacts {
     /// Whether new pods of the namespace may run at home or in remote clusters, read live.
     pub may_run_anywhere: bool,
     /// Whether the policy exists by which the next pod avoids the cluster.
@@ -75,7 +75,7 @@ pub struct UnplacedFacts<'a> {
     pub avoided: &'a [Avoided],
     /// Seconds since 1970.
     pub now: i64,
-    pub circumstances: Option<Circumstances>,
+    pub deferred: Option<DeferredFacts>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,7 +84,7 @@ pub enum UnplacedStep {
     Stay,
     /// The pod keeps waiting, and is checked again after this time.
     StayFor(Duration),
-    /// Read the [`Circumstances`] and decide again.
+    /// Read the [`DeferredFacts`] and decide again.
     Read,
     /// Write this to the status as the clusters that pods of the namespace avoid, then delete the
     /// remote pod.
@@ -209,9 +209,9 @@ pub fn decide_unplaced(facts: &UnplacedFacts<'_>) -> UnplacedStep {
             return UnplacedStep::StayFor(Duration::from_secs(left).min(PAUSE));
         }
     }
-    match facts.circumstances {
+    match facts.deferred {
         None => UnplacedStep::Read,
-        Some(Circumstances {
+        Some(DeferredFacts {
             may_run_anywhere: true,
             is_avoidable: true,
             is_tied: false,
@@ -277,7 +277,7 @@ mod tests {
 
     const MINUTE: Duration = Duration::from_mins(1);
     const CLUSTER: &str = "milan";
-    const FREE: Circumstances = Circumstances {
+    const FREE: DeferredFacts = DeferredFacts {
         may_run_anywhere: true,
         is_avoidable: true,
         is_tied: false,
@@ -463,7 +463,7 @@ mod tests {
         waited: u64,
         after: Option<Duration>,
         avoided: &[Avoided],
-        circumstances: Option<Circumstances>,
+        deferred: Option<DeferredFacts>,
     ) -> UnplacedStep {
         decide_unplaced(&UnplacedFacts {
             pod: &pod(),
@@ -472,7 +472,7 @@ mod tests {
             give_up_after: after,
             avoided,
             now: 1000,
-            circumstances,
+            deferred,
         })
     }
 
@@ -488,19 +488,19 @@ mod tests {
         let first = avoided("web", "milan", 1000, 1120);
         assert_eq!(decided(60, Some(MINUTE), &[], Some(FREE)), GiveUp(vec![first]));
         for holds in [
-            Circumstances {
+            DeferredFacts {
                 may_run_anywhere: false,
                 ..FREE
             },
-            Circumstances {
+            DeferredFacts {
                 is_avoidable: false,
                 ..FREE
             },
-            Circumstances {
+            DeferredFacts {
                 is_tied: true,
                 ..FREE
             },
-            Circumstances {
+            DeferredFacts {
                 scales_up: true,
                 ..FREE
             },
@@ -546,7 +546,7 @@ mod tests {
                 give_up_after: Some(MINUTE),
                 avoided: &avoided,
                 now,
-                circumstances: Some(FREE),
+                deferred: Some(FREE),
             });
             if let UnplacedStep::GiveUp(next) = step {
                 avoided = next;

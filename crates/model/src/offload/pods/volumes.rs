@@ -14,7 +14,7 @@ pub(super) const TOKEN_CERTIFICATES: [&str; 2] = ["kube-root-ca.crt", "openshift
 
 /// How a kind of volume works in another cluster.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Means {
+enum VolumeSupport {
     /// Unchanged: the objects that it names are copied, exist there under the same name, or are
     /// outside of both clusters.
     TheSame,
@@ -26,39 +26,39 @@ enum Means {
     AtHomeOnly,
 }
 
-const BY_REFERENCE: Means = Means::WithSecret("/secretRef/name");
+const BY_REFERENCE: VolumeSupport = VolumeSupport::WithSecret("/secretRef/name");
 
 /// All kinds but `projected`. The API still has kinds that no kubelet mounts any more; their pods wait there as here.
-const KINDS: [(&str, Means); 29] = [
-    ("awsElasticBlockStore", Means::TheSame),
-    ("azureDisk", Means::TheSame),
-    ("azureFile", Means::WithSecret("/secretName")),
+const KINDS: [(&str, VolumeSupport); 29] = [
+    ("awsElasticBlockStore", VolumeSupport::TheSame),
+    ("azureDisk", VolumeSupport::TheSame),
+    ("azureFile", VolumeSupport::WithSecret("/secretName")),
     ("cephfs", BY_REFERENCE),
     ("cinder", BY_REFERENCE),
-    ("configMap", Means::TheSame),
-    ("csi", Means::WithSecret("/nodePublishSecretRef/name")),
-    ("downwardAPI", Means::TheSame),
-    ("emptyDir", Means::TheSame),
-    ("ephemeral", Means::AtHomeOnly),
-    ("fc", Means::TheSame),
-    ("flexVolume", Means::AtHomeOnly),
-    ("flocker", Means::TheSame),
-    ("gcePersistentDisk", Means::TheSame),
-    ("gitRepo", Means::AtHomeOnly),
-    ("glusterfs", Means::TheSame),
-    ("hostPath", Means::AtHomeOnly),
-    ("image", Means::TheSame),
+    ("configMap", VolumeSupport::TheSame),
+    ("csi", VolumeSupport::WithSecret("/nodePublishSecretRef/name")),
+    ("downwardAPI", VolumeSupport::TheSame),
+    ("emptyDir", VolumeSupport::TheSame),
+    ("ephemeral", VolumeSupport::AtHomeOnly),
+    ("fc", VolumeSupport::TheSame),
+    ("flexVolume", VolumeSupport::AtHomeOnly),
+    ("flocker", VolumeSupport::TheSame),
+    ("gcePersistentDisk", VolumeSupport::TheSame),
+    ("gitRepo", VolumeSupport::AtHomeOnly),
+    ("glusterfs", VolumeSupport::TheSame),
+    ("hostPath", VolumeSupport::AtHomeOnly),
+    ("image", VolumeSupport::TheSame),
     ("iscsi", BY_REFERENCE),
-    ("nfs", Means::TheSame),
-    ("persistentVolumeClaim", Means::TheSame),
-    ("photonPersistentDisk", Means::TheSame),
-    ("portworxVolume", Means::TheSame),
-    ("quobyte", Means::TheSame),
+    ("nfs", VolumeSupport::TheSame),
+    ("persistentVolumeClaim", VolumeSupport::TheSame),
+    ("photonPersistentDisk", VolumeSupport::TheSame),
+    ("portworxVolume", VolumeSupport::TheSame),
+    ("quobyte", VolumeSupport::TheSame),
     ("rbd", BY_REFERENCE),
     ("scaleIO", BY_REFERENCE),
-    ("secret", Means::TheSame),
+    ("secret", VolumeSupport::TheSame),
     ("storageos", BY_REFERENCE),
-    ("vsphereVolume", Means::TheSame),
+    ("vsphereVolume", VolumeSupport::TheSame),
 ];
 /// Kinds of volumes whose data last no longer than the pod, or that no pod writes.
 const WITHOUT_DATA: [&str; 7] = [
@@ -187,15 +187,17 @@ pub(super) fn are_homebound(spec: &Value) -> bool {
 
 /// The kinds that exist only in the home cluster.
 pub(super) fn at_home_only() -> impl Iterator<Item = &'static str> {
-    let all = KINDS.into_iter().filter(|(_, means)| *means == Means::AtHomeOnly);
+    let all = KINDS
+        .into_iter()
+        .filter(|(_, means)| *means == VolumeSupport::AtHomeOnly);
     all.map(|(kind, _)| kind)
 }
 
 /// The Secrets that are needed to mount the volume.
 pub(super) fn secrets(volume: &Value) -> impl Iterator<Item = &str> {
     KINDS.into_iter().filter_map(move |(kind, means)| match means {
-        Means::WithSecret(name) => volume[kind].pointer(name)?.as_str(),
-        Means::TheSame | Means::AtHomeOnly => None,
+        VolumeSupport::WithSecret(name) => volume[kind].pointer(name)?.as_str(),
+        VolumeSupport::TheSame | VolumeSupport::AtHomeOnly => None,
     })
 }
 
@@ -222,7 +224,7 @@ fn check(name: &str, volume: &Value) -> Result<(), PodRefused> {
                 }
             }
             known => match KINDS.iter().find(|(kind, _)| *kind == known) {
-                Some((_, Means::AtHomeOnly)) => return Err(PodRefused::AtHomeOnly(described(kind))),
+                Some((_, VolumeSupport::AtHomeOnly)) => return Err(PodRefused::AtHomeOnly(described(kind))),
                 Some(_) => {}
                 None => return Err(PodRefused::Unknown(described(kind))),
             },

@@ -38,7 +38,7 @@ fn choose(
     let allowed = allowed.iter().map(|&name| name.to_owned()).collect();
     let [annotation, parameter, mapping] = named;
     let inputs = ClassInputs {
-        annotation: annotation.map(|class| Asked {
+        annotation: annotation.map(|class| RequestedClass {
             annotation: mark::REAL_CLASS,
             class,
         }),

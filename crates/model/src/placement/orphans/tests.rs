@@ -102,7 +102,7 @@ const OTHERS: [Event; 6] = [
     Event::DeleteVolume,
     Event::CommandEnds,
 ];
-const PEOPLE: [Event; 14] = [
+const USER_EVENTS: [Event; 14] = [
     Event::DeleteTwin,
     Event::DeleteClaim,
     Event::HomeGoesBack,
@@ -496,12 +496,12 @@ fn explore(start: World) -> usize {
             } else {
                 &[Event::GoOn, Event::Crash]
             };
-            let people = PEOPLE.iter().filter(|_| world.budget > 0);
-            OTHERS.iter().chain(ours).chain(people).copied().collect()
+            let by_users = USER_EVENTS.iter().filter(|_| world.budget > 0);
+            OTHERS.iter().chain(ours).chain(by_users).copied().collect()
         },
         |world, event| {
             let mut next = world.clone();
-            next.budget -= u8::from(PEOPLE.contains(&event));
+            next.budget -= u8::from(USER_EVENTS.contains(&event));
             next.happens(event)?;
             Ok(next)
         },

@@ -141,7 +141,7 @@ const KUBERNETES: [Event; 5] = [
     Event::Upkeep,
     Event::DeleteVolume,
 ];
-const PEOPLE: [Event; 13] = [
+const USER_EVENTS: [Event; 13] = [
     Event::DeleteTwin,
     Event::DeleteClaim,
     Event::DeleteVirtual,
@@ -804,12 +804,17 @@ fn explore(start: World, leaders: usize) -> usize {
                 Event::Start(which, _) | Event::StartUnread(which) => world.runs[*which].is_none(),
                 _ => true,
             };
-            let people = PEOPLE.iter().filter(|_| world.budget > 0);
-            events.iter().filter(is_possible).chain(people).copied().collect()
+            let by_users = USER_EVENTS.iter().filter(|_| world.budget > 0);
+            events
+                .iter()
+                .filter(is_possible)
+                .chain(by_users)
+                .copied()
+                .collect()
         },
         |world, event| {
             let mut next = world.clone();
-            next.budget -= u8::from(PEOPLE.contains(&event));
+            next.budget -= u8::from(USER_EVENTS.contains(&event));
             next.happens(event)?;
             Ok(next)
         },

@@ -212,7 +212,7 @@ pub struct ReleasedTwin {
 /// The class of an imported claim: the requested one, or the only one of this driver, or the one with the
 /// default name. `classes` are names and provisioners.
 pub fn class_for(wanted: Option<&str>, classes: &[(String, String)]) -> Result<String, Obstacle> {
-    const USUAL: &str = "liqo";
+    const DEFAULT_NAME: &str = "liqo";
     if let Some(wanted) = wanted {
         let found = classes.iter().find(|(name, _)| name == wanted);
         return match found {
@@ -230,7 +230,7 @@ pub fn class_for(wanted: Option<&str>, classes: &[(String, String)]) -> Result<S
     let names: Vec<String> = ours.map(|(name, _)| name.clone()).collect();
     match names.as_slice() {
         [only] => Ok(only.clone()),
-        all if all.iter().any(|name| name == USUAL) => Ok(USUAL.to_owned()),
+        all if all.iter().any(|name| name == DEFAULT_NAME) => Ok(DEFAULT_NAME.to_owned()),
         _ => Err(Obstacle::WhichClass(names)),
     }
 }

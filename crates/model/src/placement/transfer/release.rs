@@ -390,7 +390,7 @@ pub(super) mod tests {
         touched: false,
         deleting: false,
     };
-    const DYING: TwinNow = TwinNow::Exists {
+    const DELETING: TwinNow = TwinNow::Exists {
         releasing: true,
         touched: false,
         deleting: true,
@@ -492,7 +492,7 @@ pub(super) mod tests {
                 ReleaseStep::DeleteTwin,
             ),
             (
-                facts(no_claim(), Absent, DYING, twins()),
+                facts(no_claim(), Absent, DELETING, twins()),
                 ReleaseStep::AwaitTwinGone,
             ),
             (
@@ -651,7 +651,7 @@ pub(super) mod tests {
                 VirtualNow::Absent, outer(false, false, BOUND), outer(true, false, Holder::Gone),
                 outer(true, true, Holder::Gone),
             ]),
-            twin in select(vec![TwinNow::Absent, UNMARKED, MARKED, DYING]),
+            twin in select(vec![TwinNow::Absent, UNMARKED, MARKED, DELETING]),
             holder in select(vec![Holder::Gone, NAMED, BOUND, Holder::Twin { deleting: false }]),
             secured: bool,
             blocked: bool,

@@ -82,7 +82,7 @@ async fn deletions_resume_after_a_crash() {
                 }
             }
             assert_eq!(world.api.faults_left(), 0, "{collection}");
-            let seen = world.look(&BACK).await;
+            let seen = world.look(&ROLLBACK).await;
             let gone = Live::Known(Helpers::Absent);
             assert_eq!((seen.source, seen.target), (gone.clone(), gone), "{collection}");
         }

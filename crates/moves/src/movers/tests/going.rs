@@ -17,7 +17,7 @@ fn user(node: &str) -> Value {
 /// Removes both sides as in a rollback.
 async fn removed(world: &World) {
     for _ in 0..10 {
-        let seen = world.look(&BACK).await;
+        let seen = world.look(&ROLLBACK).await;
         let sides = [(Side::Source, seen.source), (Side::Target, seen.target)];
         let left = sides
             .into_iter()
@@ -34,7 +34,7 @@ async fn only_objects_owned_by_the_pods_are_left() {
         let world = World::new(way).await;
         world.prepare().await;
         removed(&world).await;
-        let seen = world.look(&BACK).await;
+        let seen = world.look(&ROLLBACK).await;
         assert_eq!(
             (seen.source, seen.target),
             (Live::Known(Helpers::Absent), Live::Known(Helpers::Absent))
@@ -94,7 +94,10 @@ async fn the_reason_why_a_pod_cannot_start_is_reported() {
         "{seen:?}"
     );
     // In a rollback, a pod that does not start is deleted nevertheless.
-    assert_eq!(world.look(&BACK).await.target, Live::Known(Helpers::Incomplete));
+    assert_eq!(
+        world.look(&ROLLBACK).await.target,
+        Live::Known(Helpers::Incomplete)
+    );
 }
 
 #[tokio::test]
@@ -241,14 +244,14 @@ async fn a_pv_that_is_attached_waits_unless_csi_attacher_holds_it() {
     world.step(ClaimStep::RemoveHelpers(Side::Source)).await.unwrap();
     let at = format!("{VOLUMES}/{volume}");
     assert!(world.api.object(&at).is_some());
-    assert_eq!(world.look(&BACK).await.source, Live::Known(Helpers::Leaving));
+    assert_eq!(world.look(&ROLLBACK).await.source, Live::Known(Helpers::Leaving));
     world.api.change(&at, |volume| {
         volume["metadata"]["finalizers"] = json!(["external-attacher/storage-liqo-io"]);
     });
     world.step(ClaimStep::RemoveHelpers(Side::Source)).await.unwrap();
     assert!(!world.api.object(&at).unwrap()["metadata"]["deletionTimestamp"].is_null());
     // It is deleted after its detachment: a user who cancels does not wait for that.
-    assert_eq!(world.look(&BACK).await.source, Live::Known(Helpers::Absent));
+    assert_eq!(world.look(&ROLLBACK).await.source, Live::Known(Helpers::Absent));
     assert_eq!(world.look(&PREPARING).await.source, Live::Known(Helpers::Leaving));
 }
 
@@ -342,7 +345,7 @@ async fn an_unreachable_remote_cluster_does_not_count_as_empty() {
     world
         .there
         .fault(Fault::new("GET", "/shop-home/pods", Act::Refuse(500)));
-    for stage in [PREPARING, BACK] {
+    for stage in [PREPARING, ROLLBACK] {
         assert!(matches!(world.look(&stage).await.target, Live::Unknown(_)));
     }
     let made = world.step(ClaimStep::MakeHelpers(Side::Target)).await;
@@ -353,7 +356,10 @@ async fn an_unreachable_remote_cluster_does_not_count_as_empty() {
     ));
     // If the cluster is no longer declared, only objects at home are deleted.
     world.moved.target.place = Place::Gone;
-    assert_eq!(world.look(&BACK).await.target, Live::Known(Helpers::Incomplete));
+    assert_eq!(
+        world.look(&ROLLBACK).await.target,
+        Live::Known(Helpers::Incomplete)
+    );
     removed(&world).await;
     assert!(world.api.store().below(&format!("{OURS}/pods/")).is_empty());
 }

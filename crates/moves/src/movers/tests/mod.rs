@@ -41,7 +41,7 @@ const OURS: &str = "/api/v1/namespaces/liqo-csi";
 const THERE: &str = "/api/v1/namespaces/shop-home";
 const TWIN_THERE: &str = "/api/v1/namespaces/shop-home/persistentvolumeclaims/data";
 const PREPARING: Stage = Stage::Preparing;
-const BACK: Stage = Stage::Rollback {
+const ROLLBACK: Stage = Stage::Rollback {
     gate: None,
     to: RollbackTo::Start,
     why: RollbackReason::Cancelled,

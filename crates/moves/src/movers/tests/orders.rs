@@ -141,7 +141,7 @@ impl Copies {
     /// Sends an order and waits until it has ended.
     async fn ended(&self, pass: Pass) -> Live<Copied> {
         assert_eq!(self.begin(pass), Applied::Done);
-        let running = || matches!(self.seen(&BACK), Live::Known(Copied { running: Some(_), .. }));
+        let running = || matches!(self.seen(&ROLLBACK), Live::Known(Copied { running: Some(_), .. }));
         let ends = async {
             while running() {
                 tokio::time::sleep(Duration::from_millis(20)).await;
@@ -365,12 +365,12 @@ async fn a_failed_comparison_is_repeated_after_another_pass() {
     let cut = json!({"failed": {"reason": "target", "message": "cut"}});
     let copies = Copies::with(vec![pass.clone(), cut, pass, verified(0)]).await;
     copies.ended(Pass::Verify(GATE)).await;
-    let Live::Known(seen) = copies.seen(&BACK) else {
+    let Live::Known(seen) = copies.seen(&ROLLBACK) else {
         panic!("it is silent");
     };
     assert_eq!((seen.finished, seen.compared), (None, None));
     copies.ended(Pass::Verify(GATE)).await;
-    let Live::Known(seen) = copies.seen(&BACK) else {
+    let Live::Known(seen) = copies.seen(&ROLLBACK) else {
         panic!("it is silent");
     };
     assert_eq!(seen.compared, Some((GATE, Roots::Equal)));
@@ -432,7 +432,7 @@ async fn failures_are_reported_and_retried_later() {
         Live::Unknown("the target is full".into())
     );
     // A rollback does not wait for it.
-    assert_eq!(copies.seen(&BACK), Live::Known(Copied::default()));
+    assert_eq!(copies.seen(&ROLLBACK), Live::Known(Copied::default()));
     // The mover dies.
     let seen = copies.ended(Pass::Warm).await;
     assert!(
@@ -470,7 +470,7 @@ async fn every_loss_is_reported() {
         "{why}"
     );
     copies.ended(Pass::Final(GATE)).await;
-    let Live::Known(seen) = copies.seen(&BACK) else {
+    let Live::Known(seen) = copies.seen(&ROLLBACK) else {
         panic!("it is silent")
     };
     assert_eq!((seen.converged, seen.finished), (false, None));
@@ -562,7 +562,7 @@ async fn a_pass_whose_source_ends_is_not_waited_for() {
     assert_eq!(copies.begin(Pass::Final(GATE)), Applied::Done);
     assert_eq!(copies.begin(Pass::Final(GATE.next())), Applied::Done);
     copies.orders.stop_waiting(&copies.world.moved);
-    assert_eq!(copies.seen(&BACK), Live::Known(Copied::default()));
+    assert_eq!(copies.seen(&ROLLBACK), Live::Known(Copied::default()));
     let third = GATE.next().next();
     let Live::Known(seen) = copies.ended(Pass::Final(third)).await else {
         panic!("it failed");

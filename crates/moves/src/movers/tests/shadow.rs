@@ -143,9 +143,9 @@ async fn a_removal_is_complete_when_the_pod_is_deleted() {
     world.step(ClaimStep::RemoveHelpers(Side::Target)).await.unwrap();
     assert!(world.there.store().below(SHADOWS).is_empty());
     world.step(ClaimStep::RemoveHelpers(Side::Target)).await.unwrap();
-    assert_eq!(world.look(&BACK).await.target, Live::Known(Helpers::Leaving));
+    assert_eq!(world.look(&ROLLBACK).await.target, Live::Known(Helpers::Leaving));
     collect(&world);
-    assert_eq!(world.look(&BACK).await.target, Live::Known(Helpers::Absent));
+    assert_eq!(world.look(&ROLLBACK).await.target, Live::Known(Helpers::Absent));
 }
 
 #[tokio::test]

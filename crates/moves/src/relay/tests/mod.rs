@@ -17,7 +17,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use self::cluster::FakeCluster;
 use super::{End, Relay};
 
-const PATIENCE: Duration = Duration::from_mins(1);
+const TEST_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// A port without a listener, reserved for this test.
 fn reserved() -> TcpSocket {
@@ -71,11 +71,19 @@ async fn ends_with(bandwidth: Option<NonZeroU64>, connections: u32) -> Ends {
 
 impl Ends {
     async fn at_source(&self) -> TcpStream {
-        timeout(PATIENCE, self.source.accept()).await.unwrap().unwrap().0
+        timeout(TEST_TIMEOUT, self.source.accept())
+            .await
+            .unwrap()
+            .unwrap()
+            .0
     }
 
     async fn at_target(&self) -> TcpStream {
-        timeout(PATIENCE, self.target.accept()).await.unwrap().unwrap().0
+        timeout(TEST_TIMEOUT, self.target.accept())
+            .await
+            .unwrap()
+            .unwrap()
+            .0
     }
 
     /// Both ends of one connection, on which the source has sent one byte.
@@ -110,7 +118,7 @@ async fn the_target_is_dialled_with_the_first_bytes_and_receives_all() {
     target.write_all(&vec![7; 300_000]).await.unwrap();
     drop(target);
     let mut rest = Vec::new();
-    timeout(PATIENCE, source.read_to_end(&mut rest))
+    timeout(TEST_TIMEOUT, source.read_to_end(&mut rest))
         .await
         .unwrap()
         .unwrap();
@@ -157,8 +165,14 @@ async fn a_broken_connection_is_reconnected() {
     for cut in [&ends.home, &ends.remote] {
         let (mut source, mut target) = ends.connected().await;
         cut.cut();
-        assert!(matches!(timeout(PATIENCE, source.read_u8()).await, Ok(Err(_))));
-        assert!(matches!(timeout(PATIENCE, target.read_u8()).await, Ok(Err(_))));
+        assert!(matches!(
+            timeout(TEST_TIMEOUT, source.read_u8()).await,
+            Ok(Err(_))
+        ));
+        assert!(matches!(
+            timeout(TEST_TIMEOUT, target.read_u8()).await,
+            Ok(Err(_))
+        ));
     }
     ends.connected().await;
 }
@@ -176,15 +190,15 @@ async fn missing_movers_are_waited_for() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    timeout(PATIENCE, dialled).await.unwrap();
+    timeout(TEST_TIMEOUT, dialled).await.unwrap();
     let source = from.listen(16).unwrap();
-    let (mut first, _) = timeout(PATIENCE, source.accept()).await.unwrap().unwrap();
+    let (mut first, _) = timeout(TEST_TIMEOUT, source.accept()).await.unwrap().unwrap();
     first.write_all(b"nobody hears this").await.unwrap();
     // There is no target: the source's connection is closed, and opened again.
-    assert!(matches!(timeout(PATIENCE, first.read_u8()).await, Ok(Err(_))));
+    assert!(matches!(timeout(TEST_TIMEOUT, first.read_u8()).await, Ok(Err(_))));
     let target = to.listen(16).unwrap();
-    let (mut second, _) = timeout(PATIENCE, source.accept()).await.unwrap().unwrap();
+    let (mut second, _) = timeout(TEST_TIMEOUT, source.accept()).await.unwrap().unwrap();
     second.write_all(b"!").await.unwrap();
-    let (mut heard, _) = timeout(PATIENCE, target.accept()).await.unwrap().unwrap();
+    let (mut heard, _) = timeout(TEST_TIMEOUT, target.accept()).await.unwrap().unwrap();
     assert_eq!(heard.read_u8().await.unwrap(), b'!');
 }

@@ -13,7 +13,7 @@ use mover::{
 };
 use tokio::{sync::oneshot, time::timeout};
 
-use super::{PATIENCE, cluster::FakeCluster, run_relay};
+use super::{TEST_TIMEOUT, cluster::FakeCluster, run_relay};
 
 const FILES: u64 = 24;
 const FILE: usize = 2 << 20;
@@ -45,7 +45,7 @@ fn serve(root: &Path, id: &MoveId, identity: &Identity, listener: &TcpListener) 
 }
 
 fn receive(target: &mut Target, acceptor: &Acceptor) -> Result<PassReport, Error> {
-    let lanes = acceptor.accept(PATIENCE)?.expect("the source came");
+    let lanes = acceptor.accept(TEST_TIMEOUT)?.expect("the source came");
     let mut session = target.session(lanes);
     let report = session.pass(PassOptions {
         last: true,
@@ -59,7 +59,7 @@ fn receive(target: &mut Target, acceptor: &Acceptor) -> Result<PassReport, Error
 async fn engine<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, outcome) = oneshot::channel();
     std::thread::spawn(move || done.send(work()).is_ok());
-    timeout(PATIENCE, outcome).await.unwrap().unwrap()
+    timeout(TEST_TIMEOUT, outcome).await.unwrap().unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread")]

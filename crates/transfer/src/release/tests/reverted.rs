@@ -6,7 +6,7 @@ use super::*;
 async fn reverted(world: &World, undo: bool) -> String {
     let before = world.api.writes();
     let run = world.run(undo, Duration::ZERO);
-    let ended = tokio::time::timeout(PATIENCE, run).await;
+    let ended = tokio::time::timeout(TEST_TIMEOUT, run).await;
     let error = ended.expect("it does not end").unwrap_err().to_string();
     let writes = world.api.writes() - before;
     assert!(writes < 100, "{writes} writes in twenty tries");

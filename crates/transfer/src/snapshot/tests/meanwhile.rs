@@ -147,7 +147,7 @@ async fn contents_are_retained_again_before_any_deletion() {
             };
             world.api.change(&content, deletable);
             // The snapshot-controller has observed that, and will observe the next change later, too.
-            tokio::time::sleep(LATE).await;
+            tokio::time::sleep(CONTROLLER_DELAY).await;
             if undo {
                 world.undo().await.unwrap();
                 world.assert_as_before("Delete");

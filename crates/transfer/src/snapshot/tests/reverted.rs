@@ -11,7 +11,7 @@ async fn an_import_or_undo_whose_writes_are_always_reverted_fails() {
         // An undo first waits as long as the snapshot-controller may need to observe a change.
         let timeout = Duration::from_secs(if undo { 2 } else { 0 });
         let run = world.run(undo, timeout);
-        let ended = tokio::time::timeout(PATIENCE, run).await;
+        let ended = tokio::time::timeout(TEST_TIMEOUT, run).await;
         let error = ended.expect("it does not end").unwrap_err().to_string();
         let writes = world.api.writes() - before;
         // Each attempt has a few writes, most of them dry runs.

@@ -20,7 +20,7 @@ use crate::{
     },
     fleet::Registry,
     placement::{SnapshotClassError, SnapshotRefusal},
-    tests::{A_MOMENT, PATIENCE},
+    tests::{A_MOMENT, TEST_TIMEOUT},
     volume::{SnapshotName, VolumeName, mark},
 };
 
@@ -55,7 +55,7 @@ impl World {
     }
 
     async fn cut(&self) -> Result<CutSnapshot, CutError> {
-        self.cut_within(PATIENCE).await
+        self.cut_within(TEST_TIMEOUT).await
     }
 
     /// The error for a snapshot that is not taken.
@@ -73,7 +73,7 @@ impl World {
     }
 
     async fn delete(&self) -> Result<(), SnapshotDeleteError> {
-        self.delete_within(PATIENCE).await
+        self.delete_within(TEST_TIMEOUT).await
     }
 
     async fn delete_within(&self, time: Duration) -> Result<(), SnapshotDeleteError> {

@@ -58,7 +58,7 @@ impl Remote {
     }
 
     async fn cut(&self) -> Result<CutSnapshot, CutError> {
-        self.cut_within(PATIENCE).await
+        self.cut_within(TEST_TIMEOUT).await
     }
 
     /// Creates the twin, which is not cut.
@@ -131,7 +131,7 @@ async fn a_remote_snapshot_is_next_to_its_volume_and_found_by_its_id() {
     world
         .there
         .before("DELETE", &path(), move |store| store.remove(&real));
-    delete(PATIENCE).await.unwrap();
+    delete(TEST_TIMEOUT).await.unwrap();
     assert_eq!(world.there.object(&path()), None);
 }
 
@@ -215,7 +215,7 @@ async fn an_unreachable_cluster_does_not_mean_that_the_snapshot_is_gone() {
     let world = Remote::new().await;
     let registry = Registry::fixed([(Declared::plain("milan"), Link::Unreachable("cut off".into()))]);
     let events = Events::new(world.home.client().clone());
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TEST_TIMEOUT;
     let cut = create_snapshot(&world.home, &registry, &events, &world.request, until).await;
     assert!(matches!(cut, Err(CutError::Unreachable(_))));
     let deleted = delete_snapshot(&world.home, &registry, &events, &world.id(), until).await;

@@ -73,7 +73,7 @@ async fn pvs_are_not_listed_for_a_deletion_that_takes_several_calls() {
     };
     let outer = format!("/api/v1/persistentvolumes/pvc-{UID}");
     let before = count(&world.home_api, &outer);
-    world.delete_within(&registry, PATIENCE).await.unwrap();
+    world.delete_within(&registry, TEST_TIMEOUT).await.unwrap();
     assert_eq!(count(&world.there, "/api/v1/persistentvolumes"), 0);
     assert_eq!(
         count(&world.home_api, &outer) - before,

@@ -11,7 +11,7 @@ use std::{collections::BTreeMap, time::Duration};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::{A_MOMENT, CLAIM, GIB, PATIENCE, UID};
+use super::{A_MOMENT, CLAIM, GIB, TEST_TIMEOUT, UID};
 use crate::{
     CreateError, CreateRequest, DeleteError, NoSite, Policy, ProvisionedVolume, TWIN_CLASS, TWIN_NAME,
     TWIN_NAMESPACE, TWIN_VOLUME,
@@ -78,7 +78,7 @@ impl World {
     }
 
     async fn create_with(&self, registry: &Registry) -> Result<ProvisionedVolume, CreateError> {
-        self.create_within(registry, PATIENCE).await
+        self.create_within(registry, TEST_TIMEOUT).await
     }
 
     /// Creates a twin that is never bound.
@@ -101,7 +101,7 @@ impl World {
     }
 
     async fn delete(&self) -> Result<(), DeleteError> {
-        self.delete_within(&self.registry().await, PATIENCE).await
+        self.delete_within(&self.registry().await, TEST_TIMEOUT).await
     }
 
     /// Begins to delete a volume whose data is not deleted yet.
