@@ -65,15 +65,16 @@ func TestMovesAndClaimsChooseAllowedClasses(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	set("reference-attach", "reference-ext4", "reference-local", "reference-xfs")
+	set("reference-attach", "reference-ext4", "reference-local", "reference-xfs", fixedClass)
 	t.Cleanup(func() { set() })
 	for what, run := range map[string]func(*testing.T, *user.Namespace){
-		"claim":                 chooseAllowedClass,
-		"move":                  moveToAnotherClass,
-		"move of a device":      moveOfADeviceToAnotherClass,
-		"move, full at first":   moveToATargetThatGetsFull,
-		"move, then it expands": moveOfAClaimThatGrows,
-		"move of a tree":        moveOfAGeneratedTreeWithLosses,
+		"claim":               chooseAllowedClass,
+		"move":                moveToAnotherClass,
+		"move of a device":    moveOfADeviceToAnotherClass,
+		"move, full at first": moveToATargetThatGetsFull,
+		"move, it grows":      moveOfAClaimThatGrows,
+		"move, it outgrows":   moveOfAClaimThatOutgrowsItsTarget,
+		"move of a tree":      moveOfAGeneratedTreeWithLosses,
 	} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()

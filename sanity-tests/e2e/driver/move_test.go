@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"storage.liqo.io/sanity-tests/e2e/user"
+	"storage.liqo.io/sanity-tests/storage"
 )
 
 // A node-local volume moves to another node with its pod, and back.
@@ -74,27 +75,89 @@ func moveToATargetThatGetsFull(t *testing.T, n *user.Namespace) {
 	}
 }
 
-// A claim that is resized during its move is expanded afterwards.
+// A claim that is resized in any phase of its move is expanded, at the latest when it has moved.
 func moveOfAClaimThatGrows(t *testing.T, n *user.Namespace) {
-	node := user.Cluster(t, "home").Nodes()[0].Name
-	n.Claim("data", "liqo-reference-ext4", "320Mi")
-	pod := n.StatefulSet("user", "data", user.OnNode(node))
-	n.WaitReady(pod)
-	n.Exec(pod, "echo kept > /data/file && sync")
-	small := n.FileSystemKiB(pod)
-	n.Move("move", "data", "target: {nodeName: "+node+", storageClassName: reference-xfs}, cutover: {mode: Manual}, quiesce: {mode: Evict}")
+	for _, phase := range []string{"Ready", "Draining", "Retaining"} {
+		t.Run(phase, func(t *testing.T) {
+			t.Parallel()
+			n := user.NewNamespace(t, n.Cluster)
+			pod := startGrowingPod(n)
+			small := n.FileSystemKiB(pod)
+			n.Move("move", "data", "target: {nodeName: "+firstNode(n)+", storageClassName: reference-xfs}, cutover: {mode: Manual}, quiesce: {mode: Evict}")
+			n.WaitMove("move", "Ready")
+			if phase != "Ready" {
+				n.PatchMove("move", `{"cutover":{"requested":true}}`)
+				n.WaitMove("move", phase)
+			}
+			n.Resize("data", "480Mi")
+			if phase != "Retaining" {
+				n.WaitEvent("data", "is being moved")
+			}
+			if phase == "Ready" {
+				n.PatchMove("move", `{"cutover":{"requested":true}}`)
+			}
+			n.WaitMove("move", "Retaining")
+			n.WaitReady(pod)
+			n.WaitExpanded("data", "480Mi")
+			wantKept(t, n, pod)
+			if large := n.FileSystemKiB(pod); large < small+100*1024 {
+				t.Errorf("the filesystem has %d KiB, and had %d KiB", large, small)
+			}
+		})
+	}
+}
+
+// The class of the target allows no expansion: the move says so and stops no pod. When it is cancelled, the volume is
+// expanded where it is.
+func moveOfAClaimThatOutgrowsItsTarget(t *testing.T, n *user.Namespace) {
+	fixed := realClass(fixedClass, storage.Reference, nil)
+	fixed.AllowVolumeExpansion = new(bool)
+	n.Class(fixed)
+	pod := startGrowingPod(n)
+	before := n.WaitReady(pod)
+	n.Move("move", "data", "target: {nodeName: "+firstNode(n)+", storageClassName: "+fixedClass+"}, cutover: {mode: Manual}, quiesce: {mode: Evict}")
 	n.WaitMove("move", "Ready")
 	n.Resize("data", "480Mi")
 	n.WaitEvent("data", "is being moved")
 	n.PatchMove("move", `{"cutover":{"requested":true}}`)
-	n.WaitMove("move", "Retaining")
-	n.WaitReady(pod)
+	n.Eventually("the move reports that the target cannot grow", func(ctx context.Context) (string, error) {
+		_, status, err := n.MoveStatus(ctx, "move")
+		if strings.Contains(status, fixedClass) && strings.Contains(status, "does not allow expansion") {
+			return "", nil
+		}
+		return "its status is " + status, err
+	})
+	if now := n.WaitReady(pod); now.UID != before.UID {
+		t.Error("the pod was evicted for a target that is too small")
+	}
+	n.PatchMove("move", `{"cancel":true}`)
+	n.WaitMove("move", "Cancelled")
 	n.WaitExpanded("data", "480Mi")
+	wantKept(t, n, pod)
+}
+
+// fixedClass is a real class that allows no expansion.
+const fixedClass = "e2e-fixed"
+
+func firstNode(n *user.Namespace) string { return n.Cluster.Nodes()[0].Name }
+
+// startGrowingPod creates a claim of a class that allows expansion, and a StatefulSet with a file in it, whose pod takes a
+// while to end.
+func startGrowingPod(n *user.Namespace) (pod string) {
+	n.Claim("data", "liqo-reference-ext4", "320Mi")
+	pod = n.StatefulSet("user", "data", user.OnNode(firstNode(n)), func(pod *corev1.Pod) {
+		pod.Spec.TerminationGracePeriodSeconds = new(int64(20))
+		pod.Spec.Containers[0].Command = []string{"sh", "-c", "trap : TERM; while :; do sleep 1; done"}
+	})
+	n.WaitReady(pod)
+	n.Exec(pod, "echo kept > /data/file && sync")
+	return pod
+}
+
+func wantKept(t *testing.T, n *user.Namespace, pod string) {
+	t.Helper()
 	if got := n.Exec(pod, "cat /data/file"); got != "kept" {
 		user.Violated(t, "read %q", got)
-	}
-	if large := n.FileSystemKiB(pod); large < small+100*1024 {
-		t.Errorf("the filesystem has %d KiB, and had %d KiB", large, small)
 	}
 }
 
