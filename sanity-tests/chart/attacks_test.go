@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	jsonpatch "gopkg.in/evanphx/json-patch.v4"
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -326,6 +327,14 @@ func TestFabricMakesOnlyDeclaredNodes(t *testing.T) {
 	lease := func(name string) string {
 		return fmt.Sprintf(`{"metadata": {"name": %q, "labels": {"fabric.storage.liqo.io/cluster": "rome"}}}`, name)
 	}
+	// with returns the node rome with these changes.
+	with := func(changes string) string {
+		text, err := jsonpatch.MergePatch([]byte(node("rome", taint)), []byte(changes))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
 	by := func(resource, old, object string) request {
 		var in *corev1.Namespace
 		if strings.HasPrefix(resource, "leases") {
@@ -349,8 +358,55 @@ func TestFabricMakesOnlyDeclaredNodes(t *testing.T) {
 		// The Role does not name the node of a RemoteCluster that is gone.
 		{"deletion of a node", by("nodes", node("gone", taint), ""), ""},
 		{"a status", by("nodes/status", node("gone", taint), node("gone", taint)), ""},
+		{"addresses of the pods of others", by("nodes", "", with(`{"spec": {"podCIDR": "10.0.1.0/24", "podCIDRs": ["10.0.1.0/24"]}}`)), nodes},
+		{"addresses of the pods of others, later", by("nodes", node("rome", taint), with(`{"spec": {"podCIDR": "10.0.1.0/24"}}`)), nodes},
+		{"the addresses that Kubernetes assigned", by("nodes", with(`{"spec": {"podCIDR": "10.0.1.0/24"}}`), with(`{"spec": {"podCIDR": "10.0.1.0/24", "unschedulable": true}}`)), ""},
+		{"without the addresses that Kubernetes assigned", by("nodes", with(`{"spec": {"podCIDR": "10.0.1.0/24"}}`), node("rome", taint)), nodes},
+		{"the machine of another node", by("nodes", "", with(`{"spec": {"providerID": "aws:///a/i-1"}}`)), nodes},
+		{"its own annotation", by("nodes", with(`{"metadata": {"annotations": {"a": ""}}}`), with(`{"metadata": {"annotations": {"a": "", "fabric.storage.liqo.io/ours": "{}"}}}`)), ""},
+		{"the address of another node for a network plugin", by("nodes", "", with(`{"metadata": {"annotations": {"flannel.alpha.coreos.com/public-ip": "192.0.2.1"}}}`)), nodes},
+		{"the same through the status", by("nodes/status", node("rome", taint), with(`{"metadata": {"annotations": {"projectcalico.org/IPv4Address": "192.0.2.1"}}}`)), nodes},
+		{"without an annotation of others", by("nodes", with(`{"metadata": {"annotations": {"a": "b"}}}`), node("rome", taint)), nodes},
+		{"a finalizer", by("nodes", "", with(`{"metadata": {"finalizers": ["storage.liqo.io/x"]}}`)), nodes},
 		{"the lease of a declared node", by(kindOfLeases, "", lease("rome")), ""},
 		{"the lease of a node that nobody declared", by(kindOfLeases, "", lease("worker")), leases},
 		{"the lease is renewed", by(kindOfLeases, lease("gone"), lease("gone")), ""},
+	})
+}
+
+// Without a NamespaceOffloading, no pods can be created in a namespace with the label. And a finalizer of the controller keeps a
+// RemoteCluster while it has volumes.
+func TestFabricStopsNoPodsOfTheSystem(t *testing.T) {
+	const fabricUser, labels, specs = "system:serviceaccount:liqo-csi:liqo-csi-fabric", "fabric-labels-namespaces", "fabric-specs"
+	of := func(resource, old, object string) request {
+		r := written(resource, nil, old, object)
+		r.User = fabricUser
+		return r
+	}
+	labelled := func(name, before, after string) request {
+		object := func(value string) string {
+			return fmt.Sprintf(`{"metadata": {"name": %q, "labels": {"kubernetes.io/metadata.name": %q%s}}}`, name, name, value)
+		}
+		return of("namespaces", object(before), object(after))
+	}
+	const on, other = `, "liqo.io/scheduling-enabled": "true"`, `, "liqo.io/scheduling-enabled": "false"`
+	kept := func(finalizers string) string {
+		return `{"metadata": {"name": "a", "finalizers": ` + finalizers + `}, "spec": {"namespaceMappingStrategy": "EnforceSameName"}}`
+	}
+	const clusters, offloadings = "remoteclusters.storage.liqo.io", "namespaceoffloadings.offloading.liqo.io"
+	checkRequests(t, Values{"fabric": Values{"enabled": true}, "storageNamespace": "twins", "liqo": Values{"tenantNamespaces": []string{"tenant-a"}}}, []checkedRequest{
+		{"a namespace of users", labelled("shop", "", on), ""},
+		{"one of Kubernetes", labelled("kube-system", "", on), labels},
+		{"one of Kubernetes, with another value", labelled("kube-system", other, on), labels},
+		{"that of the driver", labelled("liqo-csi", "", on), labels},
+		{"that of the twins", labelled("twins", "", on), labels},
+		{"a tenant's of Liqo", labelled("tenant-a", "", on), labels},
+		{"a label that others have set", labelled("kube-system", on, on), ""},
+		{"remove it", labelled("kube-system", on, ""), ""},
+		{"its finalizer", of(clusters, kept(`["storage.liqo.io/volumes"]`), kept(`["storage.liqo.io/volumes", "fabric.storage.liqo.io/virtual-node"]`)), ""},
+		{"without its finalizer", of(clusters, kept(`["fabric.storage.liqo.io/virtual-node", "storage.liqo.io/volumes"]`), kept(`["storage.liqo.io/volumes"]`)), ""},
+		{"without the finalizer of the controller", of(clusters, kept(`["storage.liqo.io/volumes"]`), kept(`[]`)), specs},
+		{"an invented finalizer", of(offloadings, kept(`[]`), kept(`["a.test/held"]`)), specs},
+		{"the finalizer of an offloading", of(offloadings, kept(`[]`), kept(`["fabric.storage.liqo.io/remote-namespaces"]`)), ""},
 	})
 }

@@ -152,6 +152,8 @@ func (n tenant) foreignNodesAreProtected(client kubernetes.Interface, real strin
 		"delete a real node":                   {nodes.Delete(n.t.Context(), real, dryRunDelete), theirs},
 		"a node that nobody declared":          {create(map[string]string{"fabric.storage.liqo.io/cluster": "other"}), undeclared},
 		"a node without owner":                 {create(nil), theirs},
+		"the machine of its node":              {patch(node, `{"spec": {"providerID": "e2e://other"}}`), "in the spec of its nodes"},
+		"an annotation of a network plugin":    {patch(node, `{"metadata": {"annotations": {"example.test/public-ip": "192.0.2.1"}}}`), "its own annotations of its nodes"},
 		"its node without taints":              {patch(node, `{"spec": {"taints": null}}`), "virtual-node.liqo.io/not-allowed"},
 	} {
 		checkOutcome(n.t, what, one.err, one.words)
@@ -186,7 +188,7 @@ func (n tenant) foreignLeasesAreProtected(client kubernetes.Interface, real stri
 }
 
 func (n tenant) foreignSpecsAreProtected(objects dynamic.Interface) {
-	const theirs = "only finalizers and status"
+	const theirs = "only its finalizers and the status"
 	patch := func(kind schema.GroupVersionResource, namespace, name, patch string) error {
 		_, err := objects.Resource(kind).Namespace(namespace).Patch(n.t.Context(), name, types.MergePatchType, []byte(patch), dryRunPatch)
 		return err
@@ -196,7 +198,7 @@ func (n tenant) foreignSpecsAreProtected(objects dynamic.Interface) {
 		words string
 	}{
 		"a cluster's labels":       {patch(clustersOf, "", name, `{"spec": {"fabric": {"labels": {"region": "asia"}}}}`), theirs},
-		"a cluster's finalizers":   {patch(clustersOf, "", name, `{"metadata": {"finalizers": null}}`), ""},
+		"a cluster's finalizers":   {patch(clustersOf, "", name, `{"metadata": {"finalizers": ["example.test/other"]}}`), theirs},
 		"an offloading's strategy": {patch(offloadings, n.Name, "offloading", `{"spec": {"podOffloadingStrategy": "Remote"}}`), theirs},
 		"an offloading's marks":    {patch(offloadings, n.Name, "offloading", `{"metadata": {"annotations": {"e2e/test": "a"}}}`), theirs},
 		"an offloading's release":  {patch(offloadings, n.Name, "offloading", `{"metadata": {"finalizers": null}}`), ""},
