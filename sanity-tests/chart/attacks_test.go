@@ -100,6 +100,13 @@ func TestMoversAreAllThatAnIdentityMayRun(t *testing.T) {
 	tolerates := func(toleration map[string]any) map[string]any {
 		return map[string]any{"tolerations": []any{toleration}}
 	}
+	volumes := func(volumes string) map[string]any {
+		var all []any
+		if err := json.Unmarshal([]byte(`[`+volumes+`]`), &all); err != nil {
+			t.Fatal(err)
+		}
+		return map[string]any{"volumes": all}
+	}
 	all := []checkedRequest{
 		{"a mover", create(nil, nil), ""},
 		{"a mover of a low priority", create(map[string]any{"priorityClassName": "low", "priority": -5}, nil), ""},
@@ -110,6 +117,13 @@ func TestMoversAreAllThatAnIdentityMayRun(t *testing.T) {
 		{"every toleration", create(tolerates(map[string]any{"operator": "Exists"}), nil), fence + "-movers"},
 		{"a toleration of NoExecute", create(tolerates(map[string]any{"key": "a", "operator": "Exists", "effect": "NoExecute"}), nil), fence + "-movers"},
 		{"the label of a Service's pods", create(nil, map[string]any{"app": "db"}), fence + "-movers"},
+		{"a claim and another", create(volumes(`{"name": "a", "persistentVolumeClaim": {"claimName": "a"}}, {"name": "b", "persistentVolumeClaim": {"claimName": "b"}}`), nil), fence + "-movers"},
+		{"a Secret of others", create(volumes(`{"name": "a", "secret": {"secretName": "move-source-0123456789abcde"}}`), nil), fence + "-movers"},
+		{"a Secret of others among its own", create(volumes(`{"name": "a", "projected": {"sources": [{"secret": {"name": "db"}}]}}`), nil), fence + "-movers"},
+		{"a claim of its own class", create(volumes(`{"name": "a", "ephemeral": {"volumeClaimTemplate": {"spec": {}}}}`), nil), fence + "-movers"},
+		{"an image with programs", create(volumes(`{"name": "a", "image": {"reference": "a"}}`), nil), fence + "-movers"},
+		{"another container", create(map[string]any{"initContainers": []any{map[string]any{"name": "b", "image": "b"}}}, nil), fence + "-movers"},
+		{"a node", create(map[string]any{"nodeName": "worker"}, nil), fence + "-movers"},
 		{"the component of others", create(nil, map[string]any{"app.kubernetes.io/component": "db"}), fence + "-movers"},
 
 		{"deletion of a mover", deletion("move-source-0123456789abcdef"), ""},

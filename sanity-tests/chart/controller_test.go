@@ -172,3 +172,63 @@ func TestControllerWritesOnlyItsPartOfNodesAndVolumes(t *testing.T) {
 		{"a volume of another driver", volume(`"csi": {"driver": "d", "volumeHandle": "h"}`), "controller-volumes"},
 	})
 }
+
+// RBAC allows it for the serving certificates of all kubelets.
+func TestControllerApprovesOnlyCertificatesOfTheFabric(t *testing.T) {
+	approval := func(signer, user string) request {
+		object := fmt.Sprintf(`{"metadata": {"name": "a"}, "spec": {"signerName": %q, "username": %q}}`, signer, user)
+		return writtenBy(controllerUser, "certificatesigningrequests.certificates.k8s.io/approval", object, object)
+	}
+	const serving, fabricUser, policy = "kubernetes.io/kubelet-serving", "system:serviceaccount:liqo-csi:liqo-csi-fabric", "controller-certificates"
+	checkRequests(t, offloading(Values{"streams": Values{"approveCertificates": true}}), []checkedRequest{
+		{"of the fabric", approval(serving, fabricUser), ""},
+		{"of a kubelet", approval(serving, "system:node:worker"), policy},
+		{"a client's", approval("kubernetes.io/kube-apiserver-client", fabricUser), policy},
+	})
+}
+
+// Of pods of others, the controller removes its gate, and holds those with claims of others in this cluster.
+func TestControllerOnlyOpensItsGateOfPods(t *testing.T) {
+	const policy, gate, other = "controller-pods", `{"name": "fabric.storage.liqo.io/claims"}`, `{"name": "a.test/held"}`
+	gated := `{"metadata": {"name": "web", "labels": {"a": "b"}}, "spec": {"schedulingGates": [` + gate + `, ` + other + `], "nodeSelector": {"a": "b"},
+		"containers": [{"name": "a", "image": "a"}], "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms":
+		[{"matchExpressions": [{"key": "zone", "operator": "Exists"}]}]}}}}}`
+	open := `"schedulingGates": [` + other + `]`
+	change := func(old, patch string) request {
+		changed, err := jsonpatch.MergePatch([]byte(old), []byte(patch))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := written("pods", plainNamespace("shop"), old, string(changed))
+		r.User = controllerUser
+		return r
+	}
+	terms := func(expressions string) string {
+		return `"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchExpressions": [` + expressions + `]}]}}}`
+	}
+	const zone, home, worker = `{"key": "zone", "operator": "Exists"}`, `{"key": "liqo.io/type", "operator": "NotIn", "values": ["virtual-node"]}`,
+		`{"key": "kubernetes.io/hostname", "operator": "In", "values": ["worker"]}`
+	preferred := `"affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "preference": {"matchExpressions": [` + worker + `]}}]}}`
+	free := strings.Replace(gated, terms(zone), `"affinity": {}`, 1)
+	checkRequests(t, offloading(Values{"policies": true}), []checkedRequest{
+		{"open", change(gated, `{"spec": {`+open+`}}`), ""},
+		{"open and hold", change(gated, `{"spec": {`+open+`, `+terms(zone+`, `+home)+`}}`), ""},
+		{"open and hold without terms", change(free, `{"spec": {`+open+`, `+terms(home)+`}}`), ""},
+		{"choose the node", change(gated, `{"spec": {`+open+`, `+terms(zone+`, `+worker)+`}}`), policy},
+		{"choose the node as well", change(free, `{"spec": {`+open+`, `+terms(home+`, `+worker)+`}}`), policy},
+		{"prefer a node", change(gated, `{"spec": {`+open+`, `+preferred+`}}`), policy},
+		{"choose the node by its name", change(free, `{"spec": {`+open+`, "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms":
+			[{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["worker"]}]}]}}}}}`), policy},
+		{"hold without opening", change(gated, `{"spec": {`+terms(zone+`, `+home)+`}}`), policy},
+		{"open another gate", change(gated, `{"spec": {"schedulingGates": [`+gate+`]}}`), policy},
+		{"open all gates", change(gated, `{"spec": {"schedulingGates": []}}`), policy},
+		{"another pod", change(strings.Replace(gated, gate+`, `, "", 1), `{"metadata": {"labels": {"a": "c"}}}`), policy},
+		{"an image", change(gated, `{"spec": {`+open+`, "containers": [{"name": "a", "image": "b"}]}}`), policy},
+		{"a selector", change(gated, `{"spec": {`+open+`, "nodeSelector": {"a": "b", "c": "d"}}}`), policy},
+		{"a toleration", change(gated, `{"spec": {`+open+`, "tolerations": [{"operator": "Exists"}]}}`), policy},
+		{"a deadline", change(gated, `{"spec": {`+open+`, "activeDeadlineSeconds": 1}}`), policy},
+		{"a label", change(gated, `{"metadata": {"labels": {"a": "c"}}, "spec": {`+open+`}}`), policy},
+		{"a finalizer", change(gated, `{"metadata": {"finalizers": ["a.test/held"]}, "spec": {`+open+`}}`), policy},
+		{"an owner", change(gated, `{"metadata": {"ownerReferences": [{"kind": "a"}]}, "spec": {`+open+`}}`), policy},
+	})
+}
