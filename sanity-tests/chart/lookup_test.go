@@ -267,3 +267,26 @@ func createsNamespace(text []byte) bool {
 	return strings.Contains(string(text), "kind: Namespace\nmetadata:\n  name: "+StorageNamespace+"\n  annotations:\n"+
 		"    helm.sh/hook: pre-install,pre-upgrade\n    helm.sh/hook-delete-policy: hook-failed\n")
 }
+
+// The fabric of another cluster can read all Secrets of the namespaces that it has created.
+func TestReleaseIsRefusedInNamespacesOfOtherClusters(t *testing.T) {
+	for name, one := range map[string]struct {
+		values    Values
+		namespace string
+		refused   bool
+	}{
+		"the driver":              {nil, Namespace, true},
+		"its twins":               {nil, StorageNamespace, true},
+		"the identity of another": {RemoteValues("full", homeID), Namespace, true},
+		"no twins there":          {RemoteValues("full", homeID), StorageNamespace, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			created := object("v1", "Namespace", one.namespace, nil)
+			created["metadata"].(map[string]any)["labels"] = map[string]string{"fabric.storage.liqo.io/home": "milan"}
+			_, err := cluster(t, map[string]any{"/api/v1/namespaces/" + one.namespace: created}).RenderAt(t.Context(), Release, Namespace, one.values)
+			if (err != nil) != one.refused || err != nil && !strings.Contains(err.Error(), "was created by the fabric of the home cluster milan") {
+				t.Errorf("%v", err)
+			}
+		})
+	}
+}
