@@ -331,6 +331,26 @@ func TestRemoteVolumesGetNoFinalizers(t *testing.T) {
 	})
 }
 
+// A claim with a finalizer keeps its namespace from being deleted, and the identity may create claims in all namespaces.
+func TestRemoteClaimsGetNoInventedFinalizers(t *testing.T) {
+	claim := func(finalizers string) string {
+		return `{"metadata": {"name": "a", "finalizers": [` + finalizers + `],
+			"labels": {"app.kubernetes.io/managed-by": "storage.liqo.io", "storage.liqo.io/home-cluster": "rome"}}}`
+	}
+	of := func(resource, old, object string) request {
+		return written(resource, plainNamespace(ofNoFabric), old, object)
+	}
+	const claims, twins, others = "persistentvolumeclaims", `"kubernetes.io/pvc-protection", "storage.liqo.io/twin"`, `"a.test/held"`
+	checkRequests(t, remoteFabric(nil), []checkedRequest{
+		{"a twin", of(claims, "", claim(twins)), ""},
+		{"an invented one", of(claims, "", claim(others)), fence + "-claims"},
+		{"an invented one of a snapshot", of(snapshots, "", claim(others)), fence + "-claims"},
+		{"an invented one, later", of(claims, claim(twins), claim(twins+`, `+others)), fence + "-claims"},
+		{"a change while others have set one", of(claims, claim(others), claim(others+`, "storage.liqo.io/twin"`)), ""},
+		{"deletion", of(claims, claim(others), ""), ""},
+	})
+}
+
 // A node of no RemoteCluster, or without the taint of virtual nodes, would attract the pods of this cluster.
 func TestFabricMakesOnlyDeclaredNodes(t *testing.T) {
 	const fabricUser = "system:serviceaccount:liqo-csi:liqo-csi-fabric"

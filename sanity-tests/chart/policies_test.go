@@ -253,11 +253,12 @@ func TestRemoteClaimsOfOthersAreProtected(t *testing.T) {
 			marked := labelled(managed, home+"rome")
 			for _, resource := range []string{"persistentvolumeclaims", snapshots} {
 				requests = append(requests,
+					request{User: remoteUser, Operation: "CREATE", Resource: resource, Object: one.object},
 					request{User: remoteUser, Operation: "UPDATE", Resource: resource, OldObject: one.object, Object: marked},
 					request{User: remoteUser, Operation: "DELETE", Resource: resource, OldObject: one.object},
 					// Liqo's identity writes its own claims.
 					request{User: "liqo", Groups: []string{"liqo"}, Operation: "DELETE", Resource: resource, OldObject: one.object})
-				may = append(may, one.may, one.may, true)
+				may = append(may, one.may, one.may, one.may, true)
 			}
 		}
 		for at, refusal := range refusals(t, Values{"remoteAccess": access}, requests) {
