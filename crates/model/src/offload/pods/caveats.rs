@@ -235,12 +235,16 @@ fn agent_of_node(spec: &Value, cluster: &str) -> Option<(&'static str, String)> 
         for variable in container["env"].as_array().into_iter().flatten() {
             let field = variable["valueFrom"]["fieldRef"]["fieldPath"].as_str();
             let name = variable["name"].as_str().unwrap_or_default();
-            let (in_url, with_port) = (format!("//$({name})"), format!("$({name}):"));
+            // As Kubernetes and shells expand it.
+            let uses = [format!("$({name})"), format!("${{{name}}}"), format!("${name}")];
             let is_host = name.contains("AGENT")
                 || name.ends_with("_HOST")
-                || texts
-                    .iter()
-                    .any(|text| text.contains(&in_url) || text.contains(&with_port));
+                || uses.iter().any(|used| {
+                    let (in_url, with_port) = (format!("//{used}"), format!("{used}:"));
+                    texts
+                        .iter()
+                        .any(|text| text.contains(&in_url) || text.contains(&with_port))
+                });
             if is_host && matches!(field, Some("status.hostIP" | "status.hostIPs")) {
                 let container = container["name"].as_str().unwrap_or_default();
                 found.insert(format!("{name} of spec.{list}[{container}]"));
@@ -260,6 +264,28 @@ fn containers(spec: &Value) -> impl Iterator<Item = (&'static str, &Value)> {
     ["containers", "initContainers"].into_iter().flat_map(|list| {
         let all = spec[list].as_array().into_iter().flatten();
         all.map(move |container| (list, container))
+    })
+}
+
+/// Whether the command of a container is a script for a shell, as in `sh -c` and `bash -ec`.
+fn runs_shell(container: &Value) -> bool {
+    let lists = ["command", "args"].into_iter();
+    let mut all = lists.flat_map(|list| container[list].as_array().into_iter().flatten());
+    all.any(|one| {
+        let flags = one
+            .as_str()
+            .and_then(|it| it.strip_prefix('-')?.strip_suffix('c'));
+        flags.is_some_and(|it| it.chars().all(|flag| flag.is_ascii_alphabetic()))
+    })
+}
+
+/// The variables that a shell expands in a text, as `$NAME` and `${NAME}`.
+fn shell_references(text: &str) -> impl Iterator<Item = &str> {
+    text.split('$').skip(1).filter_map(|rest| {
+        let name = rest.strip_prefix('{').unwrap_or(rest);
+        let is_of_name = |it: char| it.is_ascii_alphanumeric() || it == '_';
+        let name = &name[..name.find(|it| !is_of_name(it)).unwrap_or(name.len())];
+        (!name.is_empty()).then_some(name)
     })
 }
 
@@ -371,6 +397,10 @@ mod tests {
             (
                 with("HOST_IP", "status.hostIP", otlp("http://$(HOST_IP):4317")),
                 Some("HOST_IP"),
+            ),
+            (
+                with("NODE_IP", "status.hostIP", otlp("http://${NODE_IP}:4317")),
+                Some("NODE_IP"),
             ),
             (with("NODE_IP", "status.hostIP", otlp("node=$(NODE_IP)")), None),
             (with("DB_HOST", "status.podIP", json!([])), None),

@@ -4,7 +4,10 @@ use std::{collections::BTreeSet, net::IpAddr};
 
 use serde_json::Value;
 
-use super::{super::volumes, Destination, containers, joined};
+use super::{
+    super::{spec::path_variables, volumes},
+    Destination, containers, joined,
+};
 use crate::offload::{
     names::is_own_there,
     service_names::{add_namespaces, addresses, each_text, short_names},
@@ -31,6 +34,8 @@ const WITHOUT_SERVER: [&str; 7] = [
     "projected",
     "secret",
 ];
+
+const DNS_CONFIG: &str = "spec.dnsConfig";
 
 /// The namespaces that short names such as `db.data` in a pod may mean.
 #[must_use]
@@ -68,6 +73,9 @@ pub(super) fn names_of_home(home: &Value, destination: &Destination<'_>) -> Vec<
             let existing = short_names(text).filter(|it| destination.existing.contains(*it));
             named.extend(existing.map(str::to_owned));
         });
+        if place == DNS_CONFIG {
+            named.extend(searched(part).map(str::to_owned));
+        }
         named.retain(|it| destination.leads_elsewhere(own, it));
         if named.remove(own) {
             of_own.insert(place.clone());
@@ -76,6 +84,9 @@ pub(super) fn names_of_home(home: &Value, destination: &Destination<'_>) -> Vec<
             of_others.insert(place);
             others.extend(named);
         }
+    }
+    if destination.leads_elsewhere(own, own) {
+        of_own.extend(named_by_path_variables(&home["spec"]));
     }
     if !of_own.is_empty() {
         all.push((
@@ -123,6 +134,43 @@ impl Destination<'_> {
     }
 }
 
+/// The namespaces of search domains such as `shop.svc.cluster.local`.
+fn searched(dns_config: &Value) -> impl Iterator<Item = &str> {
+    let domains = dns_config["searches"].as_array().into_iter().flatten();
+    domains.filter_map(Value::as_str).filter_map(|domain| {
+        let (namespace, rest) = domain.split_once(".svc")?;
+        let is_of_services = rest.is_empty() || rest.starts_with('.');
+        let is_other = !namespace.contains('.') && !namespace.starts_with("kube-");
+        (is_of_services && is_other).then_some(namespace)
+    })
+}
+
+/// The containers in which a variable with the namespace is in the name of a Service and in a `subPathExpr`: because of the
+/// latter it has the value from home.
+fn named_by_path_variables(spec: &Value) -> impl Iterator<Item = String> {
+    let in_names = containers(spec).filter(|(_, container)| {
+        path_variables(container).iter().any(|name| {
+            let mut variables = container["env"].as_array().into_iter().flatten();
+            let variable = variables.rfind(|one| one["name"] == name.as_str());
+            let is_namespace =
+                variable.is_some_and(|it| it["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.namespace");
+            let uses = [format!("$({name})"), format!("${{{name}}}"), format!("${name}")];
+            let uses = uses.map(|used| format!(".{used}.svc"));
+            let mut is_in_name = false;
+            for field in WITH_NAMES {
+                each_text(&container[field], &mut |text| {
+                    is_in_name |= uses.iter().any(|used| text.contains(used));
+                });
+            }
+            is_namespace && is_in_name
+        })
+    });
+    in_names.map(|(list, container)| {
+        let name = container["name"].as_str().unwrap_or_default();
+        format!("spec.{list}[{name}]")
+    })
+}
+
 /// The fields that may hold the name of a Service, and their values.
 fn with_names(spec: &Value) -> Vec<(String, &Value)> {
     let mut places = Vec::new();
@@ -137,7 +185,7 @@ fn with_names(spec: &Value) -> Vec<(String, &Value)> {
         let kinds = kinds.filter(|(kind, _)| !WITHOUT_SERVER.contains(&kind.as_str()));
         places.extend(kinds.map(|(_, server)| (format!("spec.volumes[{name}]"), server)));
     }
-    places.push(("spec.dnsConfig".to_owned(), &spec["dnsConfig"]));
+    places.push((DNS_CONFIG.to_owned(), &spec["dnsConfig"]));
     places.push(("spec.hostAliases".to_owned(), &spec["hostAliases"]));
     places
 }
@@ -224,6 +272,54 @@ mod tests {
                 "{other}"
             );
         }
+    }
+
+    #[test]
+    fn search_domains_of_other_namespaces_are_reported() {
+        let searches = |domain: &str| json!({"dnsConfig": {"searches": [domain]}});
+        for domain in ["data.svc", "data.svc.cluster.local"] {
+            let there = said(&searches(domain), "shop");
+            assert_eq!((there.len(), there[0].0), (1, "NameOfHomeNamespace"), "{domain}");
+            assert!(there[0].1.contains(" (data): "), "{}", there[0].1);
+        }
+        for other in [
+            "same.svc.cluster.local",
+            "kube-system.svc",
+            "svc.cluster.local",
+            "data.svcs.com",
+        ] {
+            assert!(said(&searches(other), "shop").is_empty(), "{other}");
+        }
+    }
+
+    /// The variable keeps the value from home, so that the directory has one name.
+    #[test]
+    fn names_by_a_variable_that_a_subpath_uses_are_reported() {
+        let namespace = json!({"name": "NS", "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}});
+        let with = |args: &str, subpath: &str| {
+            json!({"containers": [{
+                "name": "web", "env": [namespace], "args": [args],
+                "volumeMounts": [{"name": "v", "mountPath": "/data", "subPathExpr": subpath}],
+            }]})
+        };
+        for name in [
+            "db.$(NS).svc",
+            "http://db.${NS}.svc.cluster.local/x",
+            "db.$NS.svc:80",
+        ] {
+            let there = said(&with(name, "$(NS)"), "shop-home");
+            assert_eq!((there.len(), there[0].0), (1, "NameOfHomeNamespace"), "{name}");
+            assert!(there[0].1.starts_with("spec.containers[web] "), "{}", there[0].1);
+            assert!(
+                said(&with(name, "$(NS)"), "shop").is_empty(),
+                "it is the same there"
+            );
+            assert!(
+                said(&with(name, "a"), "shop-home").is_empty(),
+                "it has the value there"
+            );
+        }
+        assert!(said(&with("--namespace=$(NS)", "$(NS)"), "shop-home").is_empty());
     }
 
     #[test]

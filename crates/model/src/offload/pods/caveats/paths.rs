@@ -9,7 +9,7 @@ use super::{
         spec::{as_carried, field_of, path_variables, references},
         volumes,
     },
-    Destination, containers, joined,
+    Destination, containers, joined, runs_shell, shell_references,
 };
 
 /// A pod that names a directory of a volume by a variable with another value in the remote cluster.
@@ -32,6 +32,7 @@ fn paths_of_home(home: &Value, destination: &Destination<'_>) -> BTreeSet<String
     let kept = as_carried(home.clone(), destination.settings);
     for (list, container) in containers(&home["spec"]) {
         let in_subpaths = path_variables(container);
+        let in_shell = runs_shell(container);
         let mut differing = BTreeSet::<String>::new();
         let mut record = |field: &str, variable: &str| {
             let container = container["name"].as_str().unwrap_or_default();
@@ -40,7 +41,7 @@ fn paths_of_home(home: &Value, destination: &Destination<'_>) -> BTreeSet<String
         for variable in container["env"].as_array().into_iter().flatten() {
             let name = variable["name"].as_str().unwrap_or_default();
             let field = variable["valueFrom"]["fieldRef"]["fieldPath"].as_str();
-            let uses = uses(variable["value"].as_str().unwrap_or_default(), &differing);
+            let uses = uses(variable["value"].as_str().unwrap_or_default(), &differing, false);
             for used in uses.iter().filter(|one| one.is_path) {
                 record("env", &used.variable);
             }
@@ -58,7 +59,7 @@ fn paths_of_home(home: &Value, destination: &Destination<'_>) -> BTreeSet<String
             let all = container[field].as_array().into_iter().flatten();
             let uses = all
                 .filter_map(Value::as_str)
-                .flat_map(|text| uses(text, &differing));
+                .flat_map(|text| uses(text, &differing, in_shell));
             for used in uses.filter(|one| one.is_path) {
                 record(field, &used.variable);
             }
@@ -74,13 +75,17 @@ struct Use {
     is_path: bool,
 }
 
-/// Where a text uses these variables, except in URLs.
-fn uses(text: &str, variables: &BTreeSet<String>) -> Vec<Use> {
+/// Where a text uses these variables, except in URLs. `in_shell`: a shell expands variables in it, too.
+fn uses(text: &str, variables: &BTreeSet<String>, in_shell: bool) -> Vec<Use> {
     let words = text.split(|it: char| it.is_whitespace() || "=,;'\"".contains(it));
     let words = words.filter(|word| !word.contains("://"));
     let all = words.flat_map(|word| {
         let is_path = word.contains('/');
-        references(word).map(move |variable| Use { variable, is_path })
+        let mut used: Vec<String> = references(word).collect();
+        if in_shell {
+            used.extend(shell_references(word).map(str::to_owned));
+        }
+        used.into_iter().map(move |variable| Use { variable, is_path })
     });
     all.filter(|one| variables.contains(&one.variable)).collect()
 }
@@ -145,6 +150,10 @@ mod tests {
         json!({ "args": [text] })
     }
 
+    fn shell(script: &str) -> Value {
+        json!({"command": ["sh"], "args": ["-c", script]})
+    }
+
     fn in_args(name: &str) -> String {
         format!("spec.containers[db].args has $({name})")
     }
@@ -170,6 +179,15 @@ mod tests {
             (
                 json!({"env": [{"name": "DIR", "value": "$(POD_NAMESPACE)-db"}], "args": ["--dir=/data/$(DIR)"]}),
                 in_args("DIR"),
+            ),
+            (shell("cd /data/$POD_NAMESPACE && run"), in_args("POD_NAMESPACE")),
+            (
+                shell("export PGDATA=\"/data/${POD_NAMESPACE:-x}/db\"; run"),
+                in_args("POD_NAMESPACE"),
+            ),
+            (
+                json!({"command": ["bash", "-ec", "mkdir -p /data/$NODE"]}),
+                "spec.containers[db].command has $(NODE)".to_owned(),
             ),
         ] {
             assert_eq!(
@@ -212,6 +230,10 @@ mod tests {
             json!({"env": [{"name": "POD_NAMESPACE", "value": "shop"}], "args": ["/data/$(POD_NAMESPACE)"]}),
             json!({"env": [{"name": "ATTRIBUTES", "value": "namespace=$(POD_NAMESPACE)"}]}),
             args("/data/$$(POD_NAMESPACE)"),
+            // No shell expands these, or only those that are the same there.
+            args("/data/$POD_NAMESPACE"),
+            shell("curl http://db.$POD_NAMESPACE.svc/x; kubectl -n ${POD_NAMESPACE} get pods"),
+            shell("cd /data/$NAME/${ACCOUNT}/${#POD_NAMESPACE}/$POD_NAMESPACES/$1"),
             args("/data/$(NAME)/$(ACCOUNT)/$(UID)/$(IP)/$(APP)/$(OTHER)"),
         ] {
             assert_eq!(places(&with(&container, &claim), "shop-home"), "", "{container}");
