@@ -1,23 +1,13 @@
 //! The namespaces in names of Services, such as `db.shop.svc` and `db.shop`, and the addresses, in pods and their
 //! configuration.
 
-use std::{
-    collections::BTreeSet,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
-};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use serde_json::Value;
 
 /// The domain of clusters, unless an administrator chose another one.
 const DOMAIN: &str = "cluster.local";
 const LONGEST_NAMESPACE: usize = 63;
-
-/// Adds the [`namespaces`] that texts in this part of an object name.
-pub(super) fn add_namespaces(part: &Value, own: &str, found: &mut BTreeSet<String>) {
-    each_text(part, &mut |text| {
-        found.extend(namespaces(text, own).map(str::to_owned));
-    });
-}
 
 /// Calls `with` for each text in this part of an object.
 pub(super) fn each_text<'a>(part: &'a Value, with: &mut impl FnMut(&'a str)) {
@@ -138,8 +128,6 @@ fn ends(after: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     #[test]
@@ -193,9 +181,5 @@ mod tests {
         ] {
             assert_eq!(namespaces(text, "shop").collect::<Vec<_>>(), wanted, "{text}");
         }
-        let mut found = BTreeSet::new();
-        let part = json!([{"name": "DB", "value": "db.data.svc"}, {"x": ["web.shop.svc", 1, null]}]);
-        add_namespaces(&part, "shop", &mut found);
-        assert_eq!(found, ["data".to_owned(), "shop".to_owned()].into());
     }
 }

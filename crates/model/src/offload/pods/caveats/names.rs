@@ -1,6 +1,9 @@
 //! Host names and addresses of Services in a pod, which lead elsewhere in the remote cluster.
 
-use std::{collections::BTreeSet, net::IpAddr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
 use serde_json::Value;
 
@@ -10,7 +13,7 @@ use super::{
 };
 use crate::offload::{
     names::is_own_there,
-    service_names::{add_namespaces, addresses, each_text, short_names},
+    service_names::{addresses, each_text, namespaces, short_names},
 };
 
 /// The fields of a container that may hold the name or the address of a Service.
@@ -41,7 +44,7 @@ const DNS_CONFIG: &str = "spec.dnsConfig";
 #[must_use]
 pub fn short_namespaces(home: &Value) -> BTreeSet<&str> {
     let mut all = BTreeSet::new();
-    for (_, part) in with_names(&home["spec"]) {
+    for (_, part, _) in with_names(&home["spec"]) {
         each_text(part, &mut |text| all.extend(short_names(text)));
     }
     all.remove(home["metadata"]["namespace"].as_str().unwrap_or_default());
@@ -51,7 +54,7 @@ pub fn short_namespaces(home: &Value) -> BTreeSet<&str> {
 /// The fields of a pod that may hold the address of a Service, and the addresses in each.
 #[must_use]
 pub fn named_addresses(home: &Value) -> Vec<(String, BTreeSet<IpAddr>)> {
-    let all = with_names(&home["spec"]).into_iter().map(|(place, part)| {
+    let all = with_names(&home["spec"]).into_iter().map(|(place, part, _)| {
         let mut found = BTreeSet::new();
         each_text(part, &mut |text| found.extend(addresses(text)));
         (place, found)
@@ -66,10 +69,11 @@ pub(super) fn names_of_home(home: &Value, destination: &Destination<'_>) -> Vec<
     let own = home["metadata"]["namespace"].as_str().unwrap_or_default();
     let (cluster, mut all) = (destination.cluster, Vec::new());
     let (mut of_own, mut of_others, mut others) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
-    for (place, part) in with_names(&home["spec"]) {
+    for (place, part, container) in with_names(&home["spec"]) {
         let mut named = BTreeSet::new();
-        add_namespaces(part, own, &mut named);
+        let values = values(container, own);
         each_text(part, &mut |text| {
+            named.extend(namespaces(&expanded(text, &values), own).map(str::to_owned));
             let existing = short_names(text).filter(|it| destination.existing.contains(*it));
             named.extend(existing.map(str::to_owned));
         });
@@ -84,9 +88,6 @@ pub(super) fn names_of_home(home: &Value, destination: &Destination<'_>) -> Vec<
             of_others.insert(place);
             others.extend(named);
         }
-    }
-    if destination.leads_elsewhere(own, own) {
-        of_own.extend(named_by_path_variables(&home["spec"]));
     }
     if !of_own.is_empty() {
         all.push((
@@ -145,48 +146,66 @@ fn searched(dns_config: &Value) -> impl Iterator<Item = &str> {
     })
 }
 
-/// The containers in which a variable with the namespace is in the name of a Service and in a `subPathExpr`: because of the
-/// latter it has the value from home.
-fn named_by_path_variables(spec: &Value) -> impl Iterator<Item = String> {
-    let in_names = containers(spec).filter(|(_, container)| {
-        path_variables(container).iter().any(|name| {
-            let mut variables = container["env"].as_array().into_iter().flatten();
-            let variable = variables.rfind(|one| one["name"] == name.as_str());
-            let is_namespace =
-                variable.is_some_and(|it| it["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.namespace");
-            let uses = [format!("$({name})"), format!("${{{name}}}"), format!("${name}")];
-            let uses = uses.map(|used| format!(".{used}.svc"));
-            let mut is_in_name = false;
-            for field in WITH_NAMES {
-                each_text(&container[field], &mut |text| {
-                    is_in_name |= uses.iter().any(|used| text.contains(used));
-                });
-            }
-            is_namespace && is_in_name
-        })
-    });
-    in_names.map(|(list, container)| {
-        let name = container["name"].as_str().unwrap_or_default();
-        format!("spec.{list}[{name}]")
-    })
+/// The variables of a container whose values are known, and these: written ones, and the namespace of home, which a variable
+/// keeps if a `subPathExpr` uses it.
+fn values(container: &Value, own: &str) -> BTreeMap<String, String> {
+    let in_subpaths = path_variables(container);
+    let mut values = BTreeMap::new();
+    for variable in container["env"].as_array().into_iter().flatten() {
+        let name = variable["name"].as_str().unwrap_or_default();
+        let is_namespace = variable["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.namespace";
+        if let Some(value) = variable["value"].as_str() {
+            let value = expanded(value, &values);
+            values.insert(name.to_owned(), value);
+        } else if is_namespace && in_subpaths.iter().any(|it| it == name) {
+            values.insert(name.to_owned(), own.to_owned());
+        } else {
+            values.remove(name);
+        }
+    }
+    values
 }
 
-/// The fields that may hold the name of a Service, and their values.
-fn with_names(spec: &Value) -> Vec<(String, &Value)> {
+/// A text with the values of these variables, which Kubernetes and shells expand.
+fn expanded(text: &str, values: &BTreeMap<String, String>) -> String {
+    let mut parts = text.split('$');
+    let mut all = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let end = part.find(|it: char| !it.is_ascii_alphanumeric() && it != '_');
+        let braced = |open: char, close: char| part.strip_prefix(open)?.split_once(close);
+        let (name, rest) = braced('(', ')')
+            .or_else(|| braced('{', '}'))
+            .unwrap_or_else(|| part.split_at(end.unwrap_or(part.len())));
+        if let Some(value) = values.get(name) {
+            all.push_str(value);
+            all.push_str(rest);
+        } else {
+            all.push('$');
+            all.push_str(part);
+        }
+    }
+    all
+}
+
+/// The fields that may hold the name of a Service, their values, and the container of each, if it has one.
+fn with_names(spec: &Value) -> Vec<(String, &Value, &Value)> {
     let mut places = Vec::new();
     for (list, container) in containers(spec) {
         let name = container["name"].as_str().unwrap_or_default();
         let fields = WITH_NAMES.iter();
-        places.extend(fields.map(|field| (format!("spec.{list}[{name}].{field}"), &container[*field])));
+        places.extend(fields.map(|field| {
+            let place = format!("spec.{list}[{name}].{field}");
+            (place, &container[*field], container)
+        }));
     }
     for volume in volumes::all(spec) {
         let name = volume["name"].as_str().unwrap_or_default();
         let kinds = volume.as_object().into_iter().flatten();
         let kinds = kinds.filter(|(kind, _)| !WITHOUT_SERVER.contains(&kind.as_str()));
-        places.extend(kinds.map(|(_, server)| (format!("spec.volumes[{name}]"), server)));
+        places.extend(kinds.map(|(_, server)| (format!("spec.volumes[{name}]"), server, &Value::Null)));
     }
-    places.push((DNS_CONFIG.to_owned(), &spec["dnsConfig"]));
-    places.push(("spec.hostAliases".to_owned(), &spec["hostAliases"]));
+    places.push((DNS_CONFIG.to_owned(), &spec["dnsConfig"], &Value::Null));
+    places.push(("spec.hostAliases".to_owned(), &spec["hostAliases"], &Value::Null));
     places
 }
 
@@ -292,13 +311,13 @@ mod tests {
         }
     }
 
-    /// The variable keeps the value from home, so that the directory has one name.
     #[test]
-    fn names_by_a_variable_that_a_subpath_uses_are_reported() {
-        let namespace = json!({"name": "NS", "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}});
-        let with = |args: &str, subpath: &str| {
+    fn names_with_variables_of_the_home_namespace_are_reported() {
+        let written = json!({"name": "NS", "value": "shop"});
+        let there = json!({"name": "NS", "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}});
+        let with = |variable: &Value, args: &str, subpath: &str| {
             json!({"containers": [{
-                "name": "web", "env": [namespace], "args": [args],
+                "name": "web", "env": [variable, {"name": "DB", "value": "db.$(NS)"}], "args": [args],
                 "volumeMounts": [{"name": "v", "mountPath": "/data", "subPathExpr": subpath}],
             }]})
         };
@@ -306,20 +325,27 @@ mod tests {
             "db.$(NS).svc",
             "http://db.${NS}.svc.cluster.local/x",
             "db.$NS.svc:80",
+            "$(DB).svc",
+            "--db=db.$(NS)",
         ] {
-            let there = said(&with(name, "$(NS)"), "shop-home");
-            assert_eq!((there.len(), there[0].0), (1, "NameOfHomeNamespace"), "{name}");
-            assert!(there[0].1.starts_with("spec.containers[web] "), "{}", there[0].1);
+            // With the subpath, the variable keeps the value from home.
+            for (variable, subpath) in [(&written, "a"), (&there, "$(NS)")] {
+                let spec = with(variable, name, subpath);
+                let all = said(&spec, "shop-home");
+                assert_eq!((all.len(), all[0].0), (1, "NameOfHomeNamespace"), "{spec}");
+                let note = &all[0].1;
+                assert!(note.contains("spec.containers[web].args"), "{note}");
+                assert!(said(&spec, "shop").is_empty(), "it has the same name there");
+            }
             assert!(
-                said(&with(name, "$(NS)"), "shop").is_empty(),
-                "it is the same there"
-            );
-            assert!(
-                said(&with(name, "a"), "shop-home").is_empty(),
+                said(&with(&there, name, "a"), "shop-home").is_empty(),
                 "it has the value there"
             );
         }
-        assert!(said(&with("--namespace=$(NS)", "$(NS)"), "shop-home").is_empty());
+        for other in ["--namespace=$(NS)", "db.$NSX.svc", "db.$(OTHER).svc", "db.$"] {
+            let spec = json!({"containers": [{"name": "web", "env": [written], "args": [other]}]});
+            assert!(said(&spec, "shop-home").is_empty(), "{other}");
+        }
     }
 
     #[test]
