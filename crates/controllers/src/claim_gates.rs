@@ -34,6 +34,8 @@ use crate::{
 
 /// A pod that changed while its gate was removed is read again after this time.
 const SOON: Duration = Duration::from_secs(1);
+/// From this age on, a pod is reported also if its gate cannot be removed because a webhook does not answer.
+const YOUNG: Duration = Duration::from_secs(30);
 /// A waiting pod is read again after a time equal to its age, between these limits. The objects that it waits
 /// for are watched, except for bound claims of other drivers.
 const SHORTEST_WAIT: Duration = Duration::from_secs(5);
@@ -144,6 +146,19 @@ impl<'a> ClaimGates<'a> {
             "spec": spec,
         });
         let opened = crash::around(Step::OpenClaimsGate, pods.merge(name, &patch)).await;
+        if let Err(error) = &opened
+            && (error.is_refusal() || error.is_transient() && age(&pod) >= YOUNG)
+        {
+            let note = format!(
+                "the scheduling gate {CLAIMS_GATE} cannot be removed from the pod, and the controller tries again. If a webhook or \
+                 policy refuses the update or changes more of the pod with it, leave out the service account of the controller \
+                 there: {error}"
+            );
+            let mut reports = self.reports.lock().await;
+            reports
+                .warn_object(&pod.object_ref(&()), "WriteRefused", &note)
+                .await;
+        }
         // After a conflict: the view of pods does not show every change.
         Ok(unless_conflict(opened)?.is_none().then_some(SOON))
     }
@@ -252,7 +267,10 @@ mod tests {
 
     use super::*;
     use crate::{
-        cluster::{events::Events, testing::FakeApi},
+        cluster::{
+            events::Events,
+            testing::{Act, FakeApi, Fault},
+        },
         offload::IN_BOTH_CLUSTERS,
     };
 
@@ -426,6 +444,38 @@ mod tests {
         claim(&api, "data", "liqo", None);
         let (gates, _) = after_two_reconciles(&api).await;
         assert_eq!(gates, json!([{"name": "theirs"}]));
+    }
+
+    /// The policy of the chart refuses what a webhook adds to the write of the controller.
+    #[tokio::test]
+    async fn a_gate_that_cannot_be_removed_is_reported() {
+        let api = FakeApi::start().await;
+        world(&api);
+        claim(&api, "ours", "liqo", None);
+        pod(&api, &["ours"]);
+        api.fault(Fault::new("PATCH", POD, Act::Forbid("and nothing else")));
+        let home = api.cluster().await;
+        let watched = Watched::start(&home);
+        let gates = gates(&home, &watched).await;
+        for _ in 0..2 {
+            gates.reconcile("shop/db-0").await.unwrap_err();
+        }
+        let events = api
+            .store()
+            .below("/apis/events.k8s.io/v1/namespaces/shop/events/");
+        let [event] = &events[..] else {
+            panic!("{events:?}")
+        };
+        assert_eq!(event["reason"], "WriteRefused");
+        let note = event["note"].as_str().unwrap();
+        assert!(
+            note.contains("webhook") && note.contains("and nothing else"),
+            "{note}"
+        );
+        api.heal();
+        gates.reconcile("shop/db-0").await.unwrap();
+        let spec = api.object(POD).unwrap()["spec"].clone();
+        assert_eq!(spec["schedulingGates"], json!([{"name": "theirs"}]));
     }
 
     /// Each pod waits for another object. When that is created, only this pod is reconciled.
