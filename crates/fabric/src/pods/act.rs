@@ -91,18 +91,11 @@ impl Writer<'_> {
         };
         match act {
             Act::ReportWaiting(mut waiting) => {
-                if REFUSALS.contains(&waiting.reason) {
-                    if let Some(claim) = self.pods.claim_with_data(home).await? {
-                        let (cluster, own) = (&self.pods.cluster, home.namespace().unwrap_or_default());
-                        let way_out = format!(
-                            ". The data of its claim {claim} is in the cluster {cluster}: to run it here, move it with \
-                             liqo-csi move volume {claim} -n {own} --target-node NODE --evict"
-                        );
-                        waiting.message.push_str(&way_out);
-                    } else if let Some(why) = self.why_it_stays(home).await? {
-                        waiting.message.push_str(". ");
-                        waiting.message.push_str(&why);
-                    }
+                if REFUSALS.contains(&waiting.reason)
+                    && let Some(way_out) = self.way_out(home).await?
+                {
+                    waiting.message.push_str(". ");
+                    waiting.message.push_str(&way_out);
                 }
                 let pause = self.report_waiting(home, &waiting).await?;
                 let again = self.give_up_refused(home, &waiting).await?;
@@ -346,18 +339,14 @@ impl Writer<'_> {
             let events = &self.pods.events;
             events.warn_object(reference(home), reason, &note).await;
         }
-        if written.is_some() && status["reason"] == UNSCHEDULABLE {
+        if written.is_some() && status["reason"] == UNSCHEDULABLE && home.status["reason"] != UNSCHEDULABLE {
             let why = status["message"].as_str().unwrap_or_default();
             let is_gated = !remote.spec["schedulingGates"]
                 .as_array()
                 .is_none_or(Vec::is_empty);
-            let stays = if is_gated {
-                None
-            } else {
-                self.why_it_stays(home).await?
-            };
-            let stays = stays.map_or_else(|| ": ".to_owned(), |it| format!(". {it}. The reason there: "));
-            let note = format!("no node of the cluster {cluster} takes it{stays}{why}");
+            let way_out = if is_gated { None } else { self.way_out(home).await? };
+            let way_out = way_out.map_or_else(|| ": ".to_owned(), |it| format!(". {it}. The reason there: "));
+            let note = format!("no node of the cluster {cluster} takes it{way_out}{why}");
             self.warn_once(home, UNSCHEDULABLE, &note).await;
         }
         Ok(None)

@@ -161,9 +161,21 @@ impl Writer<'_> {
         }
     }
 
+    /// The way out for a pod that its cluster does not take, if it stays there because of its data or its controller.
+    pub(super) async fn way_out(&self, home: &RawPod) -> Result<Option<String>, ApiError> {
+        let Some(claim) = self.pods.claim_with_data(home).await? else {
+            return self.why_it_stays(home).await;
+        };
+        let (cluster, own) = (&self.pods.cluster, home.namespace().unwrap_or_default());
+        Ok(Some(format!(
+            "The data of its claim {claim} is in the cluster {cluster}: to run it here, move it with liqo-csi move volume \
+             {claim} -n {own} --target-node NODE --evict"
+        )))
+    }
+
     /// Why a pod that its cluster does not take stays there, and the way out, if it would be given up with another
     /// controller.
-    pub(super) async fn why_it_stays(&self, home: &RawPod) -> Result<Option<String>, ApiError> {
+    async fn why_it_stays(&self, home: &RawPod) -> Result<Option<String>, ApiError> {
         let offloadings = &self.pods.places.home.views().offloadings;
         let seen = offloadings.get(&format!("{}/{NAME}", home.namespace().unwrap_or_default()));
         let are_given_up =

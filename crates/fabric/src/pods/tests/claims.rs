@@ -117,6 +117,25 @@ async fn a_refused_pod_with_remote_data_reports_the_command_that_moves_them() {
 }
 
 #[tokio::test]
+async fn a_pod_that_no_node_there_takes_reports_the_command_that_moves_its_data() {
+    let world = World::with_pod(true).await;
+    world.is_full.store(true, Ordering::Relaxed);
+    rebind(&world, "new");
+    twin(&world, &format!("pvc-{VOLUME}"));
+    let note = |world: &World| {
+        let events = world.home.store().below(EVENTS);
+        let of_pod = events.iter().find(|it| it["reason"] == "RemoteUnschedulable");
+        of_pod.map(|it| it["note"].to_string())
+    };
+    world.run_until(|world| note(world).is_some()).await;
+    let note = note(&world).unwrap();
+    assert!(
+        note.contains("liqo-csi move volume data -n shop") && note.contains(UNSCHEDULABLE_MESSAGE),
+        "{note}"
+    );
+}
+
+#[tokio::test]
 async fn a_pod_does_not_start_without_its_security_fields() {
     let world = World::with_pod(true).await;
     world
