@@ -7,7 +7,7 @@ use std::{
 };
 
 use k8s_openapi::api::core::v1::Namespace;
-use kube::ResourceExt;
+use kube::{Resource, ResourceExt};
 use serde_json::json;
 use tokio::{sync::watch, time::Instant};
 
@@ -19,7 +19,9 @@ use crate::{
         remote_cluster::RemoteCluster,
     },
     cluster::{
-        ApiError, Cause, has_finalizer, unless_conflict,
+        ApiError, Cause,
+        events::Events,
+        has_finalizer, unless_conflict,
         view::{Changed, Feed, Slim, View},
     },
     controller::{Controller, Next},
@@ -41,6 +43,7 @@ pub(super) struct Statuses<'a> {
     feed: ChangeFeed,
     protections: [Feed<Protection>; 2],
     kind_owner: Mutex<KindOwner>,
+    events: Events,
 }
 
 /// Whether Liqo or this driver carries out `NamespaceOffloading`s, at the last check.
@@ -63,6 +66,7 @@ impl<'a> Statuses<'a> {
                 is_defined: true,
                 next: Instant::now(),
             }),
+            events: Events::new(all.home.client().clone()),
             all,
         }
     }
@@ -148,6 +152,17 @@ impl<'a> Statuses<'a> {
         }
     }
 
+    /// Emits an event on a `NamespaceOffloading` if a policy or webhook of this cluster refuses a write for it: the status
+    /// may not exist yet.
+    async fn report_refused(&self, object: &NamespaceOffloading, error: &ApiError) {
+        let note = format!(
+            "the fabric cannot write what the namespace needs next, and tries again. If a webhook or policy refuses the update \
+             or changes more of the object with it, leave out the service account of the fabric there: {error}"
+        );
+        let about = object.object_ref(&());
+        self.events.warn_object(about, "WriteRefused", &note).await;
+    }
+
     /// The clusters in which this fabric creates namespaces.
     fn clusters(&self) -> Vec<Arc<RemoteCluster>> {
         let mut all = self.all.home.views().remote_clusters.all();
@@ -216,19 +231,36 @@ impl Controller for Statuses<'_> {
     }
 
     async fn reconcile(&self, namespace: &str) -> Result<Option<Duration>, ApiError> {
-        let home = self.all.home;
-        let objects = home.within::<NamespaceOffloading>(namespace);
+        let objects = self.all.home.within::<NamespaceOffloading>(namespace);
         let Some(object) = objects.get(NAME).await? else {
             return Ok(None);
         };
+        let outcome = self.reconcile_object(namespace, &object).await;
+        if let Err(error) = &outcome
+            && error.is_refusal()
+        {
+            self.report_refused(&object, error).await;
+        }
+        outcome
+    }
+}
+
+impl Statuses<'_> {
+    async fn reconcile_object(
+        &self,
+        namespace: &str,
+        object: &NamespaceOffloading,
+    ) -> Result<Option<Duration>, ApiError> {
+        let home = self.all.home;
+        let objects = home.within::<NamespaceOffloading>(namespace);
         let leaving = object.is_leaving();
         let never = offload::never_offloaded(namespace, self.all.reserved).is_some();
-        match (leaving, has_finalizer(&object, FINALIZER)) {
+        match (leaving, has_finalizer(object, FINALIZER)) {
             (true, false) => return Ok(None),
             // Never offloaded, so there is nothing to clean up later: it needs no finalizer, only a status.
             (false, false) if never => {}
             (false, false) => {
-                let added = objects.set_finalizer(&object, FINALIZER, true);
+                let added = objects.set_finalizer(object, FINALIZER, true);
                 unless_conflict(crash::around(Write::OffloadHold, added).await)?;
                 return Ok(Some(SOON));
             }
@@ -243,10 +275,10 @@ impl Controller for Statuses<'_> {
         let clusters = self.clusters();
         let decided = clusters
             .iter()
-            .map(|cluster| (cluster.name_any(), self.state(&object, cluster)));
-        let status = self.status(&object, &decided.collect());
+            .map(|cluster| (cluster.name_any(), self.state(object, cluster)));
+        let status = self.status(object, &decided.collect());
         if object.status.as_ref() != Some(&status) {
-            let patch = patch(&object, &status);
+            let patch = patch(object, &status);
             let written = crash::around(Write::OffloadStatus, objects.merge_status(NAME, &patch)).await;
             unless_conflict(written)?;
             return Ok(Some(SOON));
@@ -256,15 +288,15 @@ impl Controller for Statuses<'_> {
             .values()
             .flatten()
             .all(|it| it.type_ != READY);
-        if leaving && leaving::evict_waiting(home, &object).await? {
+        if leaving && leaving::evict_waiting(home, object).await? {
             return Ok(Some(SOON));
         }
         if leaving && gone {
-            let removed = objects.set_finalizer(&object, FINALIZER, false);
+            let removed = objects.set_finalizer(object, FINALIZER, false);
             unless_conflict(crash::around(Write::OffloadLetGo, removed).await)?;
         }
         // The admission policy for new pods cannot compare times: expired entries have to be removed.
-        Ok(avoided_now(&object).1)
+        Ok(avoided_now(object).1)
     }
 }
 

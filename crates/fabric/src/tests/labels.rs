@@ -70,3 +70,30 @@ async fn a_label_without_offloading_is_removed_unless_a_user_set_it() {
         .change(HERE, |it| it["metadata"]["labels"] = marked.clone());
     world.run_until(|_| labels(HERE) == json!({LABEL: "true"})).await;
 }
+
+/// A webhook that changes namespaces when they are updated makes the policy of the fabric refuse its write.
+#[tokio::test]
+async fn a_label_that_cannot_be_set_is_reported() {
+    let world = World::with_spec(json!({})).await;
+    world.home.fault(
+        Fault::new(
+            "PATCH",
+            HERE,
+            Act::Forbid("the fabric may write nothing of a namespace"),
+        )
+        .at_the_end(),
+    );
+    let is_reported = |world: &World| {
+        let events = world.home.store().below(EVENTS);
+        let mut notes = events.iter().filter(|it| it["reason"] == "WriteRefused");
+        notes.any(|it| {
+            it["note"]
+                .to_string()
+                .contains("may write nothing of a namespace")
+        })
+    };
+    world.run_until(is_reported).await;
+    assert_eq!(world.phase(), "");
+    world.home.heal();
+    world.run_until(|world| world.phase() == "Ready").await;
+}
