@@ -105,7 +105,10 @@ impl Pods<'_> {
     pub(super) async fn report_refused(&self, home: &RawPod, error: &ApiError) {
         let why = short(&error.to_string());
         if self.is_new(home, &why) {
-            let note = format!("the fabric cannot write what the pod needs next, and tries again: {why}");
+            let note = format!(
+                "the fabric cannot write what the pod needs next, and tries again. If a webhook or policy refuses the write or \
+                 changes more with it, leave out the account of this driver there: {why}"
+            );
             self.events
                 .warn_object(reference(home), "WriteRefused", &note)
                 .await;
