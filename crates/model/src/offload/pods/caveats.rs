@@ -91,7 +91,7 @@ pub fn caveats(home: &Value, destination: &Destination<'_>) -> Vec<(&'static str
             ),
         ));
     }
-    all.extend(pod_affinity(spec, cluster));
+    all.extend(pod_affinity(home, cluster));
     all.extend(spread_preferred(spec, cluster));
     all.extend(priority_left_out(spec, destination));
     let account = spec["serviceAccountName"].as_str().unwrap_or("default");

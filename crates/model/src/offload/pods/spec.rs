@@ -207,7 +207,7 @@ pub fn remote_pod(home: &Value, marks: &RemoteMarks, settings: &RemoteSettings) 
         }
     }
     let mut labels = carried_labels(&kept);
-    remote.insert("affinity".into(), affinity(&home["spec"], &labels));
+    remote.insert("affinity".into(), affinity(home, &labels));
     set(&mut remote, "nodeSelector", node_selector(spec, settings));
     set(&mut remote, "tolerations", tolerations(&home["spec"], settings));
     set(
@@ -543,10 +543,11 @@ pub(super) fn field_of(home: &Value, kept: &Value, path: &str) -> Option<String>
     }
 }
 
-fn affinity(spec: &Value, labels: &BTreeMap<String, String>) -> Value {
+fn affinity(home: &Value, labels: &BTreeMap<String, String>) -> Value {
+    let (spec, own) = (&home["spec"], &home["metadata"]["namespace"]);
     let mut affinity = node_affinity(spec);
     for kind in POD_AFFINITIES {
-        let preferred = preferred_terms(&spec["affinity"][kind], labels);
+        let preferred = preferred_terms(&spec["affinity"][kind], own, labels);
         if !preferred.is_empty() {
             affinity[kind] = json!({ PREFERRED: preferred });
         }
@@ -554,23 +555,31 @@ fn affinity(spec: &Value, labels: &BTreeMap<String, String>) -> Value {
     affinity
 }
 
-/// The terms of an affinity to other pods. As with spreading, they can only be a preference there.
-fn preferred_terms(affinity: &Value, labels: &BTreeMap<String, String>) -> Vec<Value> {
+/// The terms of an affinity to other pods, of a pod of the namespace `own`. As with spreading, they can only be a preference
+/// there.
+fn preferred_terms(affinity: &Value, own: &Value, labels: &BTreeMap<String, String>) -> Vec<Value> {
     let list = |field: &str| affinity[field].as_array().into_iter().flatten();
     let required = list(REQUIRED).map(|term| json!({"weight": 100, "podAffinityTerm": term}));
     let mut all: Vec<Value> = list(PREFERRED).cloned().chain(required).collect();
-    all.retain(|one| !names_namespaces(&one["podAffinityTerm"]));
+    all.retain(|one| !names_namespaces(&one["podAffinityTerm"], own));
     for one in &mut all {
+        let term = &mut one["podAffinityTerm"];
+        // It can only be the own one, which is meant without it, and may have another name there.
+        if let Some(term) = term.as_object_mut() {
+            term.remove("namespaces");
+        }
         for field in ["matchLabelKeys", "mismatchLabelKeys"] {
-            take_keys(&mut one["podAffinityTerm"], field, labels);
+            take_keys(term, field, labels);
         }
     }
     all
 }
 
-/// Whether a term is about pods of other namespaces, which are others in the remote cluster.
-pub(super) fn names_namespaces(term: &Value) -> bool {
-    !is_empty(&term["namespaces"]) || term["namespaceSelector"].is_object()
+/// Whether a term of a pod of the namespace `own` is about other namespaces, which are others in the remote cluster. An
+/// empty selector is about all there are.
+pub(super) fn names_namespaces(term: &Value, own: &Value) -> bool {
+    let mut named = term["namespaces"].as_array().into_iter().flatten();
+    named.any(|it| it != own) || !is_empty(&term["namespaceSelector"])
 }
 
 /// Takes a field with keys of labels out of a term. In its selector, into which the API server at home may have merged

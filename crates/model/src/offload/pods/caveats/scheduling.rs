@@ -46,18 +46,24 @@ pub(super) fn ignored_labels<'a>(spec: &'a Value, selected: &BTreeSet<String>) -
 
 /// A pod with required affinity to other pods, which is only preferred in the remote cluster, or with terms about other
 /// namespaces, which are left out.
-pub(super) fn pod_affinity(spec: &Value, cluster: &str) -> Vec<(&'static str, String)> {
+pub(super) fn pod_affinity(home: &Value, cluster: &str) -> Vec<(&'static str, String)> {
+    let (spec, own) = (&home["spec"], &home["metadata"]["namespace"]);
     let required = POD_AFFINITIES.map(|kind| (kind, &spec["affinity"][kind][REQUIRED]));
     let (mut preferred, mut left_out) = (BTreeSet::new(), BTreeSet::new());
     for (kind, terms) in required {
         let terms = terms.as_array().into_iter().flatten();
         let weighted = spec["affinity"][kind][PREFERRED].as_array().into_iter().flatten();
         let weighted = weighted.map(|one| &one["podAffinityTerm"]);
-        preferred.extend(terms.clone().filter(|it| !names_namespaces(it)).map(|_| kind));
+        preferred.extend(
+            terms
+                .clone()
+                .filter(|it| !names_namespaces(it, own))
+                .map(|_| kind),
+        );
         left_out.extend(
             terms
                 .chain(weighted)
-                .filter(|it| names_namespaces(it))
+                .filter(|it| names_namespaces(it, own))
                 .map(|_| kind),
         );
     }
@@ -67,8 +73,8 @@ pub(super) fn pod_affinity(spec: &Value, cluster: &str) -> Vec<(&'static str, St
         joined(&preferred)
     );
     let of_others = format!(
-        "the pod has terms with namespaces or a namespaceSelector in its {}: they do not apply in the cluster {cluster}, where \
-         namespaces have other names or labels. If that is not enough, keep the pod on nodes of this cluster",
+        "the pod has terms with other namespaces or a namespaceSelector in its {}: they do not apply in the cluster {cluster}, \
+         where namespaces have other names or labels. If that is not enough, keep the pod on nodes of this cluster",
         joined(&left_out)
     );
     let all = [(preferred, of_required), (left_out, of_others)].into_iter();

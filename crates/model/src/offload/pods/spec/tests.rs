@@ -8,6 +8,7 @@ fn pod(spec: &Value) -> Value {
     json!({
         "metadata": {
             "name": "web",
+            "namespace": "shop",
             "labels": {"app": "web", "liqo.io/shadowPod": "true", "fabric.storage.liqo.io/home": "another"},
             "annotations": {
                 "note": "kept", "fabric.storage.liqo.io/remote-cluster": "milan", "kubernetes.io/config.source": "api",
@@ -416,7 +417,9 @@ fn affinity_to_other_pods_is_a_preference_there() {
         ],
         "requiredDuringSchedulingIgnoredDuringExecution": [
             term("zone", json!({"namespaceSelector": {}})),
-            term("kubernetes.io/hostname", json!({"namespaces": []})),
+            // As many charts write the own one.
+            term("kubernetes.io/hostname", json!({"namespaces": ["shop"]})),
+            term("row", json!({"namespaces": ["shop", "data"]})),
         ],
     });
     let of_others = json!({"requiredDuringSchedulingIgnoredDuringExecution": [
@@ -431,7 +434,8 @@ fn affinity_to_other_pods_is_a_preference_there() {
         json!({"preferredDuringSchedulingIgnoredDuringExecution": [
             weighted(7, term("zone", json!({}))),
             weighted(9, selected),
-            weighted(100, term("kubernetes.io/hostname", json!({"namespaces": []}))),
+            weighted(100, term("zone", json!({"namespaceSelector": {}}))),
+            weighted(100, term("kubernetes.io/hostname", json!({}))),
         ]})
     );
     assert_eq!(affinity["podAffinity"], Value::Null);
@@ -685,7 +689,6 @@ fn variables_in_subpaths_get_their_home_values() {
     for pairs in ["annotations", "labels"] {
         home["metadata"][pairs]["topology.kubernetes.io/zone"] = "a".into();
     }
-    home["metadata"]["namespace"] = "shop".into();
     let remote = remote_pod(&home, &RemoteMarks::default(), &RemoteSettings::default()).unwrap();
     assert_eq!(
         remote["spec"]["containers"][0]["env"],
