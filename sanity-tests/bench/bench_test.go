@@ -61,6 +61,13 @@ func TestCallsSinceTheMarkAreCountedByAgent(t *testing.T) {
 	if !maps.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
+	writes, err := log.WritesWhenIdle(t.Context(), Agent)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := map[string]int{"create persistentvolumeclaims": 1}; !maps.Equal(writes, want) {
+		t.Errorf("got the writes %v, want %v", writes, want)
+	}
 }
 
 func TestCallsWhenIdleWaitsUntilWritesStop(t *testing.T) {

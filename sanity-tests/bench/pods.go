@@ -158,7 +158,7 @@ func median(all []time.Duration) time.Duration {
 	return percentile(slices.Sorted(slices.Values(all)), 50)
 }
 
-// PrintPods writes the rows of what runs the pods in the remote cluster as a table.
+// PrintPods writes the rows as a table. by is the name of what ran the pods: the fabric, or another implementation.
 func PrintPods(out io.Writer, by string, rows []FabricRow) error {
 	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(table, "pods\truns\tdirect p50\tp99\t%s p50\tp99\tp50 difference\tall ready, ratio\tCPU per pod\twrites at home\tremote\tmemory, MiB\n", by)

@@ -243,7 +243,11 @@ func (a *AuditLog) CallsWhenIdle(ctx context.Context, agents ...string) (map[str
 // Calls counts the calls since Mark by the first word of the user agent, without those on leases
 // and access reviews.
 func (a *AuditLog) Calls() (map[string]Calls, error) {
-	return a.count(func(resource string) bool { return resource != "leases" && !strings.HasSuffix(resource, "reviews") })
+	return a.count(isCounted)
+}
+
+func isCounted(resource string) bool {
+	return resource != "leases" && !strings.HasSuffix(resource, "reviews")
 }
 
 // CallsOn counts the same of one resource.
@@ -251,12 +255,14 @@ func (a *AuditLog) CallsOn(resource string) (map[string]Calls, error) {
 	return a.count(func(of string) bool { return of == resource })
 }
 
-// Writes counts the writes of an agent since Mark by verb and resource, such as "patch pods/status", without those on
-// leases.
-func (a *AuditLog) Writes(agent string) (map[string]int, error) {
+// WritesWhenIdle counts the writes of an agent as CallsWhenIdle does, by verb and resource, such as "patch pods/status".
+func (a *AuditLog) WritesWhenIdle(ctx context.Context, agent string) (map[string]int, error) {
+	if _, err := a.CallsWhenIdle(ctx, agent); err != nil {
+		return nil, err
+	}
 	byKind := map[string]int{}
 	err := a.each(func(of string, call auditedCall) {
-		if of == agent && call.isWrite() && call.ObjectRef.Resource != "leases" {
+		if of == agent && call.isWrite() && isCounted(call.ObjectRef.Resource) {
 			byKind[strings.TrimSuffix(call.Verb+" "+call.ObjectRef.Resource+"/"+call.ObjectRef.Subresource, "/")]++
 		}
 	})
@@ -293,7 +299,7 @@ func (c auditedCall) isWrite() bool {
 	return slices.Contains([]string{"create", "update", "patch", "delete", "deletecollection"}, c.Verb)
 }
 
-// each calls do with each completed call since Mark, and the first word of its user agent.
+// each runs do for each completed call since Mark, with the first word of its user agent.
 func (a *AuditLog) each(do func(agent string, call auditedCall)) error {
 	file, err := os.Open(a.Path)
 	if err != nil {

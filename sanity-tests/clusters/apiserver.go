@@ -19,13 +19,7 @@ func (c *Cluster) StartAPIServer(ctx context.Context, port int) (config *rest.Co
 	}
 	inside := c.controlPlaneNet()
 	config.Host = "https://" + net.JoinHostPort(c.controlPlaneIP(), strconv.Itoa(port))
-	config.Dial = func(ctx context.Context, network, address string) (connection net.Conn, err error) {
-		err = inside.InNetwork(func() error {
-			connection, err = (&net.Dialer{}).DialContext(ctx, network, address)
-			return err
-		})
-		return connection, err
-	}
+	config.Dial = dialIn(inside)
 
 	spec := c.controlPlaneSpec(apiServer)
 	spec.Name = c.process(fmt.Sprintf("%s-%d", apiServer, port))

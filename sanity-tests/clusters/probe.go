@@ -53,13 +53,7 @@ func (c *Cluster) do(namespace machine.Namespace, request *http.Request) (body [
 	client := http.Client{Transport: &http.Transport{
 		TLSClientConfig:   tlsConfig,
 		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, network, address string) (conn net.Conn, err error) {
-			err = namespace.InNetwork(func() error {
-				conn, err = (&net.Dialer{}).DialContext(ctx, network, address)
-				return err
-			})
-			return conn, err
-		},
+		DialContext:       dialIn(namespace),
 	}}
 	response, err := client.Do(request)
 	if err != nil {
@@ -71,6 +65,17 @@ func (c *Cluster) do(namespace machine.Namespace, request *http.Request) (body [
 		return nil, fmt.Errorf("%s: %s: %s", request.URL, response.Status, body)
 	}
 	return io.ReadAll(response.Body)
+}
+
+// dialIn connects from inside a network namespace.
+func dialIn(namespace machine.Namespace) func(ctx context.Context, network, address string) (net.Conn, error) {
+	return func(ctx context.Context, network, address string) (conn net.Conn, err error) {
+		err = namespace.InNetwork(func() error {
+			conn, err = (&net.Dialer{}).DialContext(ctx, network, address)
+			return err
+		})
+		return conn, err
+	}
 }
 
 func (c *Cluster) adminTLS() (*tls.Config, error) {

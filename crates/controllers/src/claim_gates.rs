@@ -125,11 +125,13 @@ impl<'a> ClaimGates<'a> {
         let clusters = &self.home.views().remote_clusters;
         // Until all clusters are read, a pod that only one of them can run might be kept at home for ever.
         clusters.complete().await;
-        let clusters = clusters.all();
-        let is_remote = |name: &str| {
-            let mut all = clusters.iter();
-            all.any(|it| it.name_any() == name || it.fabric_node().as_deref() == Some(name))
+        let is_node = |name: &str| {
+            clusters
+                .all()
+                .iter()
+                .any(|it| it.fabric_node().as_deref() == Some(name))
         };
+        let is_remote = |name: &str| clusters.get(name).is_some() || is_node(name);
         match gate_step(&ties, is_remote_only(&json!(pod.spec), is_remote)) {
             GateStep::Open => {}
             GateStep::HoldHome => spec["affinity"] = home_affinity(&pod),

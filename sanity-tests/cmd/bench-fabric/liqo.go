@@ -22,7 +22,7 @@ import (
 // virtualKubelet is how the command line of Liqo's virtual kubelet begins.
 const virtualKubelet = "virtual-kubelet"
 
-// virtualNodes is Liqo's kind for what a virtual kubelet runs with.
+// virtualNodes are the objects by which Liqo configures its virtual kubelets.
 var virtualNodes = schema.GroupVersionResource{Group: "offloading.liqo.io", Version: "v1beta1", Resource: "virtualnodes"}
 
 // compareLiqo measures pods of Liqo's virtual kubelet and pods that are created directly, without the driver. CPU and

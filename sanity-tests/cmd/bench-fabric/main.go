@@ -45,13 +45,14 @@ const (
 )
 
 func main() {
-	counts := flag.String("n", "1,100,1000", "numbers of pods per batch")
-	clusters := flag.Int("clusters", 0, "number of clusters for the rows beside a hostile cluster and a hostile tenant; 0 to skip them")
-	pods := flag.Int("pods", 100, "pods in each of these clusters")
-	gates := flag.Int("gates", 0, "number of pods of StatefulSets for the rows of scheduling gates; 0 to skip them")
-	gone := flag.Duration("gone", 5*time.Minute, "for how long these rows have no controller")
-	withLiqo := flag.Bool("liqo", false, "measure the same batches with Liqo's virtual kubelet, after those of the fabric")
-	room := flag.Duration("room", 0, "duration of the comparison of what a nearly full cluster offers with what it could take; 0 to skip it")
+	var o options
+	flag.StringVar(&o.counts, "n", "1,100,1000", "numbers of pods per batch")
+	flag.BoolVar(&o.liqo, "liqo", false, "measure the same batches with Liqo's virtual kubelet, after those of the fabric")
+	flag.IntVar(&o.clusters, "clusters", 0, "number of clusters for the rows beside a hostile cluster and a hostile tenant; 0 to skip them")
+	flag.IntVar(&o.pods, "pods", 100, "pods in each of these clusters")
+	flag.IntVar(&o.gates, "gates", 0, "number of pods of StatefulSets for the rows of scheduling gates; 0 to skip them")
+	flag.DurationVar(&o.gone, "gone", 5*time.Minute, "for how long these rows have no controller")
+	flag.DurationVar(&o.room, "room", 0, "duration of the comparison of what a nearly full cluster offers with what it could take; 0 to skip it")
 	limit := flag.Duration("timeout", time.Hour, "timeout of the whole run")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -60,7 +61,7 @@ func main() {
 	if err == nil {
 		ctx, cancel := context.WithTimeout(ctx, *limit)
 		defer cancel()
-		err = run(ctx, *counts, *withLiqo, *clusters, *pods, *gates, *gone, *room)
+		err = o.run(ctx)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench-fabric:", err)
@@ -68,33 +69,41 @@ func main() {
 	}
 }
 
-func run(ctx context.Context, list string, withLiqo bool, clusters, pods, gates int, gone, room time.Duration) error {
-	counts, err := parseCounts(list)
+// options are the flags that choose what is measured.
+type options struct {
+	counts                string
+	liqo                  bool
+	clusters, pods, gates int
+	gone, room            time.Duration
+}
+
+func (o options) run(ctx context.Context) error {
+	counts, err := parseCounts(o.counts)
 	if err != nil {
 		return err
 	}
 	var measurements []func(*environment) error
 	if len(counts) > 0 {
 		measurements = append(measurements, func(e *environment) error { return compare(ctx, e, counts) })
+		if o.liqo {
+			measurements = append(measurements, func(e *environment) error { return compareLiqo(ctx, e, counts) })
+		}
 	}
-	if len(counts) > 0 && withLiqo {
-		measurements = append(measurements, func(e *environment) error { return compareLiqo(ctx, e, counts) })
-	}
-	if gates > 0 {
+	if o.gates > 0 {
 		measurements = append(measurements, func(e *environment) error {
-			report, err := runGates(ctx, e, gates, gone)
+			report, err := runGates(ctx, e, o.gates, o.gone)
 			return errors.Join(err, report.Print(os.Stdout))
 		})
 	}
-	if room > 0 {
+	if o.room > 0 {
 		measurements = append(measurements, func(e *environment) error {
-			report, err := runRoom(ctx, e, room)
+			report, err := runRoom(ctx, e, o.room)
 			return errors.Join(err, report.Print(os.Stdout))
 		})
 	}
-	if clusters > 0 {
+	if o.clusters > 0 {
 		measurements = append(measurements, func(e *environment) error {
-			report, err := runCrowd(ctx, e, clusters, max(1, pods))
+			report, err := runCrowd(ctx, e, o.clusters, max(1, o.pods))
 			return errors.Join(err, report.Print(os.Stdout))
 		})
 	}
@@ -383,7 +392,7 @@ func (e *environment) close(ctx context.Context) error {
 	return errs
 }
 
-// implementation is what runs pods of the home cluster in the remote cluster.
+// implementation is the fabric or the virtual kubelet that runs pods of the home cluster in the remote cluster.
 type implementation struct {
 	node      string
 	agents    []string
@@ -485,12 +494,9 @@ func (e *environment) restart(ctx context.Context, n int) (bench.FabricRestart, 
 		one := e.offloaded(1)
 		one.Name, one.WhileReady = "after-restart", func(ctx context.Context) error {
 			restart.Took = time.Since(begin)
-			if _, err := e.homeAudit.CallsWhenIdle(ctx, bench.Agent); err != nil {
-				return err
-			}
 			var homeErr, remoteErr error
-			restart.HomeWrites, homeErr = e.homeAudit.Writes(bench.Agent)
-			restart.RemoteWrites, remoteErr = e.remoteAudit.Writes(bench.Agent)
+			restart.HomeWrites, homeErr = e.homeAudit.WritesWhenIdle(ctx, bench.Agent)
+			restart.RemoteWrites, remoteErr = e.remoteAudit.WritesWhenIdle(ctx, bench.Agent)
 			return errors.Join(homeErr, remoteErr)
 		}
 		_, err := one.Run(ctx)

@@ -179,11 +179,10 @@ func (w *walk) moveOfADeletedVolume(t *testing.T, b *remoteSetup) {
 		t.Fatal(err)
 	}
 	b.home.PatchMove(moveName, `{"cancel":true}`)
-	b.waitNamed(volume, "its claim", func(uid types.UID) bool { return uid == volume.Spec.ClaimRef.UID })
 	controller := w.crashController(t, b.home, bothSides("move-retain"))
 	b.setReclaimPolicy(b.home, volume.Name, corev1.PersistentVolumeReclaimDelete)
 	w.waitCrashed(t, b.home, controller)
-	// A pod that has the volume again keeps it: its PersistentVolume can still be used.
+	// The deleted PersistentVolume names the move until the pod has ended, and is then created again for its claim.
 	b.endSet(t, b.home, "user")
 	b.home.WaitMove(moveName, "Cancelled")
 	pod = b.home.StatefulSet("user", "data")
@@ -345,17 +344,12 @@ func (b *remoteSetup) deleteLost(t *testing.T, volume user.Volume) {
 
 // waitGated waits until the gate of a move is closed: the claimRef of the PersistentVolume names the move.
 func (b *remoteSetup) waitGated(volume *corev1.PersistentVolume) {
-	b.waitNamed(volume, "the move", func(uid types.UID) bool { return uid != volume.Spec.ClaimRef.UID })
-}
-
-// waitNamed waits until the uid in the claimRef of a PersistentVolume is the wanted one.
-func (b *remoteSetup) waitNamed(volume *corev1.PersistentVolume, what string, wanted func(uid types.UID) bool) {
-	b.home.Eventually("the PersistentVolume names "+what, func(ctx context.Context) (string, error) {
+	b.home.Eventually("the PersistentVolume names the move", func(ctx context.Context) (string, error) {
 		found, err := b.home.Client.CoreV1().PersistentVolumes().Get(ctx, volume.Name, metav1.GetOptions{})
-		if err != nil || wanted(found.Spec.ClaimRef.UID) {
-			return "", err
+		if err == nil && found.Spec.ClaimRef.UID == volume.Spec.ClaimRef.UID {
+			return "it names its claim", nil
 		}
-		return fmt.Sprintf("it names %s", found.Spec.ClaimRef.UID), nil
+		return "", err
 	})
 }
 

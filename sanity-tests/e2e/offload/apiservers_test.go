@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -73,8 +72,8 @@ func (all replicas) outcome(ctx context.Context, n tenant, server int) (outcome,
 	}
 }
 
-// waitAll returns how long after the change each API server first had the outcome, and what it had before.
-func (all replicas) waitAll(n tenant, wanted outcome, change func()) (after []time.Duration) {
+// waitAll makes a change, waits until each API server has the outcome, and logs after how long, and what it had before.
+func (all replicas) waitAll(n tenant, wanted outcome, change func()) {
 	n.t.Helper()
 	type result struct {
 		server int
@@ -88,7 +87,7 @@ func (all replicas) waitAll(n tenant, wanted outcome, change func()) (after []ti
 	for server := range all {
 		go func() {
 			found := result{server: server}
-			for ctx.Err() == nil {
+			for {
 				var now outcome
 				if now, found.err = all.outcome(ctx, n, server); found.err != nil || now == wanted {
 					break
@@ -104,16 +103,13 @@ func (all replicas) waitAll(n tenant, wanted outcome, change func()) (after []ti
 	began := time.Now()
 	change()
 	n.t.Logf("the change took %v", time.Since(began).Round(time.Millisecond))
-	after = make([]time.Duration, len(all))
 	for range all {
 		found := <-results
 		if found.err != nil {
-			n.t.Fatalf("API server %d: %v", found.server, found.err)
+			n.t.Fatalf("API server %d is not %s: %v; before that %v", found.server, wanted, found.err, found.before)
 		}
-		after[found.server] = found.at.Sub(began)
-		n.t.Logf("API server %d: %s after %v, before that %v", found.server, wanted, after[found.server].Round(time.Millisecond), found.before)
+		n.t.Logf("API server %d: %s after %v, before that %v", found.server, wanted, found.at.Sub(began).Round(time.Millisecond), found.before)
 	}
-	return after
 }
 
 // Each of three API servers observes policies, namespaces and NamespaceOffloadings by watches of its own. All of them apply
@@ -121,10 +117,7 @@ func (all replicas) waitAll(n tenant, wanted outcome, change func()) (after []ti
 func TestEachAPIServerAppliesTheStrategy(t *testing.T) {
 	n := newExclusiveTenant(t)
 	all := startReplicas(t, n)
-	n.Apply(otherTolerations(n.Name))
-	t.Cleanup(func() {
-		_, _ = n.Kubectl("delete", "mutatingadmissionpolicies,mutatingadmissionpolicybindings", "other-"+n.Name, "--ignore-not-found")
-	})
+	n.mutatePods(otherToleration)
 	all.waitAll(n, offloaded, func() { n.offload() })
 	for round := range 10 {
 		wanted, strategy := atHome, "Local"
@@ -168,28 +161,8 @@ func tolerated(pod *corev1.Pod) (keys []string) {
 	return keys
 }
 
-// otherTolerations is a policy of another product that adds a toleration to the pods of a namespace.
-func otherTolerations(namespace string) string {
-	return strings.ReplaceAll(`
-apiVersion: admissionregistration.k8s.io/v1
-kind: MutatingAdmissionPolicy
-metadata: {name: other-NAMESPACE}
-spec:
-  reinvocationPolicy: IfNeeded
-  matchConstraints:
-    namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: NAMESPACE}}
-    resourceRules: [{apiGroups: [""], apiVersions: [v1], resources: [pods], operations: [CREATE]}]
-  matchConditions: [{name: once, expression: "!object.spec.?tolerations.orValue([]).exists(t, t.?key.orValue('') == 'other')"}]
-  mutations:
-    - patchType: JSONPatch
-      jsonPatch:
-        expression: >-
-          [JSONPatch{op: 'add', path: has(object.spec.tolerations) ? '/spec/tolerations/-' : '/spec/tolerations',
-          value: has(object.spec.tolerations) ? dyn({'key': 'other', 'operator': 'Exists'}) : dyn([{'key': 'other', 'operator': 'Exists'}])}]
----
-apiVersion: admissionregistration.k8s.io/v1
-kind: MutatingAdmissionPolicyBinding
-metadata: {name: other-NAMESPACE}
-spec: {policyName: other-NAMESPACE}
-`, "NAMESPACE", namespace)
-}
+// otherToleration adds a toleration to a pod.
+const otherToleration = `
+          object.spec.?tolerations.orValue([]).exists(t, t.?key.orValue('') == 'other') ? [] : [JSONPatch{
+          op: 'add', path: has(object.spec.tolerations) ? '/spec/tolerations/-' : '/spec/tolerations',
+          value: has(object.spec.tolerations) ? dyn({'key': 'other', 'operator': 'Exists'}) : dyn([{'key': 'other', 'operator': 'Exists'}])}]`

@@ -342,6 +342,15 @@ func (n tenant) controllerOpensItsGateOnly(waits, runs string) {
 // tokens adds a projected token to pods that tolerate virtual nodes, as the webhook of a service mesh does after all
 // policies.
 const tokens = `
+          object.spec.?tolerations.orValue([]).exists(t, t.?key.orValue('') == 'virtual-node.liqo.io/not-allowed') &&
+          !object.spec.?volumes.orValue([]).exists(v, v.name == 'workload-token') ? [
+          JSONPatch{op: 'add', path: '/spec/volumes/-', value: {
+            'name': dyn('workload-token'),
+            'projected': dyn({'sources': [{'serviceAccountToken': {
+              'audience': dyn('mesh'), 'path': dyn('token'), 'expirationSeconds': dyn(3600)}}]})}}] : []`
+
+// mutatingPolicy is a policy of another product that changes new pods of a namespace by a JSON patch.
+const mutatingPolicy = `
 apiVersion: admissionregistration.k8s.io/v1
 kind: MutatingAdmissionPolicy
 metadata: {name: %[1]s}
@@ -355,13 +364,7 @@ spec:
   mutations:
     - patchType: JSONPatch
       jsonPatch:
-        expression: >-
-          object.spec.?tolerations.orValue([]).exists(t, t.?key.orValue('') == 'virtual-node.liqo.io/not-allowed') &&
-          !object.spec.?volumes.orValue([]).exists(v, v.name == 'workload-token') ? [
-          JSONPatch{op: 'add', path: '/spec/volumes/-', value: {
-            'name': dyn('workload-token'),
-            'projected': dyn({'sources': [{'serviceAccountToken': {
-              'audience': dyn('mesh'), 'path': dyn('token'), 'expirationSeconds': dyn(3600)}}]})}}] : []
+        expression: >-%[2]s
 ---
 apiVersion: admissionregistration.k8s.io/v1
 kind: MutatingAdmissionPolicyBinding
@@ -369,20 +372,26 @@ metadata: {name: %[1]s}
 spec: {policyName: %[1]s}
 `
 
-func TestPodWithATokenOfTheHomeClusterStaysAtHome(t *testing.T) {
-	n, _ := renamedTenant(t, "--pod-offloading-strategy", "LocalAndRemote")
-	n.Apply(fmt.Sprintf(tokens, n.Name))
-	t.Cleanup(func() {
-		ctx := user.CleanupContext(t)
+// mutatePods creates that policy until the end of the test.
+func (n tenant) mutatePods(patch string) {
+	n.t.Helper()
+	n.Apply(fmt.Sprintf(mutatingPolicy, n.Name, patch))
+	n.t.Cleanup(func() {
+		ctx := user.CleanupContext(n.t)
 		policies := n.Client.AdmissionregistrationV1()
 		err := errors.Join(
 			policies.MutatingAdmissionPolicyBindings().Delete(ctx, n.Name, metav1.DeleteOptions{}),
 			policies.MutatingAdmissionPolicies().Delete(ctx, n.Name, metav1.DeleteOptions{}),
 		)
 		if err != nil {
-			t.Error(err)
+			n.t.Error(err)
 		}
 	})
+}
+
+func TestPodWithATokenOfTheHomeClusterStaysAtHome(t *testing.T) {
+	n, _ := renamedTenant(t, "--pod-offloading-strategy", "LocalAndRemote")
+	n.mutatePods(tokens)
 	tries := 0
 	n.Eventually("a pod to get the token", func(ctx context.Context) (string, error) {
 		// The API server applies a new policy after a delay.

@@ -160,8 +160,8 @@ fn in_the_end(world: &World, number: usize) -> Result<(), TestCaseError> {
     let volume = &world.volumes[number];
     let show = || format!("{volume:#?} {:?}", world.mv);
     prop_assert_eq!(volume.helpers, [false; 2], "{}", show());
-    // Without a claim or a PV at home, a twin is not created again: its data is kept.
-    let is_not_recovered = !volume.is_open_there() && (volume.pv.is_none() || volume.claim.is_none());
+    // Without a PV at home, a twin is not created again: its data is kept.
+    let is_not_recovered = !volume.is_open_there() && volume.pv.is_none();
     if let Some(real) = &volume.real {
         let is_gated = real.mark.as_ref().and_then(VolumeMark::note).is_some();
         // After the commit it names the claim of the mover until it is deleted.
