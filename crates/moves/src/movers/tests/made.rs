@@ -130,18 +130,27 @@ async fn a_source_mover_has_a_writable_volume_if_its_driver_mounts_no_other() {
     }
 }
 
-/// In listed namespaces, the chart of a remote cluster allows no other pods than these.
+/// The charts of both clusters allow the controller no other pods than these.
 #[tokio::test]
-async fn the_policy_of_a_remote_cluster_admits_movers() {
-    let chart = concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/../../deploy/chart/liqo-csi/templates/remote-access.yaml"
-    );
-    let chart = std::fs::read_to_string(chart).unwrap();
-    let (_, policy) = chart.split_once("name: {{ $role }}-movers\n").unwrap();
-    let (policy, _) = policy
-        .split_once("kind: ValidatingAdmissionPolicyBinding")
-        .unwrap();
+async fn the_policies_of_both_clusters_admit_movers() {
+    let template = |name: &str| {
+        let templates = concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../../deploy/chart/liqo-csi/templates"
+        );
+        std::fs::read_to_string(format!("{templates}/{name}")).unwrap()
+    };
+    let (remote, home) = (template("remote-access.yaml"), template("controller-fence.yaml"));
+    let (_, rules_of_containers) = home.split_once("define \"liqo-csi.isMoverContainer\"").unwrap();
+    let names = ["name: {{ $role }}-movers\n", "name: controller-movers."];
+    let policies = [&remote, &home].into_iter().zip(names).map(|(template, name)| {
+        let (_, policy) = template.split_once(name).unwrap();
+        let (policy, _) = policy
+            .split_once("kind: ValidatingAdmissionPolicyBinding")
+            .unwrap();
+        (name, format!("{policy}{rules_of_containers}"))
+    });
+    let policies: Vec<_> = policies.collect();
     for (of, world) in [
         ("files", World::new(Way::Out).await),
         ("a device", World::with_device(Way::Out).await),
@@ -161,8 +170,10 @@ async fn the_policy_of_a_remote_cluster_admits_movers() {
                     .map(|it| it["devicePath"].clone()),
             );
             named.extend(texts.map(|it| it.as_str().unwrap().to_owned()));
-            for part in named {
-                assert!(policy.contains(&format!("'{part}'")), "{of}: {part}");
+            for (name, policy) in &policies {
+                for part in &named {
+                    assert!(policy.contains(&format!("'{part}'")), "{name}, {of}: {part}");
+                }
             }
             let name = pod["metadata"]["name"].as_str().unwrap();
             let (of_side, digits) = name.rsplit_once('-').unwrap();
