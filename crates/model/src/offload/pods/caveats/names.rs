@@ -39,6 +39,9 @@ const WITHOUT_SERVER: [&str; 7] = [
 ];
 
 const DNS_CONFIG: &str = "spec.dnsConfig";
+/// How many bytes of values are written into a text at most. A few variables that use each other could have values of
+/// gigabytes.
+const LONGEST_EXPANSION: usize = 1024;
 
 /// The namespaces that short names such as `db.data` in a pod may mean.
 #[must_use]
@@ -69,11 +72,15 @@ pub(super) fn names_of_home(home: &Value, destination: &Destination<'_>) -> Vec<
     let own = home["metadata"]["namespace"].as_str().unwrap_or_default();
     let (cluster, mut all) = (destination.cluster, Vec::new());
     let (mut of_own, mut of_others, mut others) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+    let mut known = (&Value::Null, BTreeMap::new());
     for (place, part, container) in with_names(&home["spec"]) {
+        // A container has several fields in a row.
+        if !std::ptr::eq(known.0, container) {
+            known = (container, values(container, own));
+        }
         let mut named = BTreeSet::new();
-        let values = values(container, own);
         each_text(part, &mut |text| {
-            named.extend(namespaces(&expanded(text, &values), own).map(str::to_owned));
+            named.extend(namespaces(&expanded(text, &known.1), own).map(str::to_owned));
             let existing = short_names(text).filter(|it| destination.existing.contains(*it));
             named.extend(existing.map(str::to_owned));
         });
@@ -166,17 +173,20 @@ fn values(container: &Value, own: &str) -> BTreeMap<String, String> {
     values
 }
 
-/// A text with the values of these variables, which Kubernetes and shells expand.
+/// A text with the values of these variables, which Kubernetes and shells expand. Variables whose values are too long
+/// remain as they are.
 fn expanded(text: &str, values: &BTreeMap<String, String>) -> String {
     let mut parts = text.split('$');
     let mut all = parts.next().unwrap_or_default().to_owned();
+    let mut left = LONGEST_EXPANSION;
     for part in parts {
         let end = part.find(|it: char| !it.is_ascii_alphanumeric() && it != '_');
         let braced = |open: char, close: char| part.strip_prefix(open)?.split_once(close);
         let (name, rest) = braced('(', ')')
             .or_else(|| braced('{', '}'))
             .unwrap_or_else(|| part.split_at(end.unwrap_or(part.len())));
-        if let Some(value) = values.get(name) {
+        if let Some(value) = values.get(name).filter(|it| it.len() <= left) {
+            left -= value.len();
             all.push_str(value);
             all.push_str(rest);
         } else {
@@ -346,6 +356,21 @@ mod tests {
             let spec = json!({"containers": [{"name": "web", "env": [written], "args": [other]}]});
             assert!(said(&spec, "shop-home").is_empty(), "{other}");
         }
+    }
+
+    /// Without a limit, the last one would have 2^70 bytes.
+    #[test]
+    fn variables_that_multiply_are_expanded_to_a_limit() {
+        let mut all = vec![json!({"name": "V0", "value": "db.shop.svc"})];
+        for at in 1..70 {
+            let before = at - 1;
+            all.push(json!({"name": format!("V{at}"), "value": format!("$(V{before})$(V{before})")}));
+        }
+        let values = values(&json!({ "env": all }), "shop");
+        assert_eq!(values["V1"], "db.shop.svcdb.shop.svc");
+        assert!(values.values().all(|it| it.len() < 2 * LONGEST_EXPANSION));
+        let long = "x".repeat(2 * LONGEST_EXPANSION);
+        assert!(expanded(&format!("{long}$(V0)"), &values).ends_with("xdb.shop.svc"));
     }
 
     #[test]
