@@ -130,6 +130,18 @@ func TestControllerRunsOnlyMoversAndRelays(t *testing.T) {
 	checkRequests(t, Values{"mover": Values{"image": "r.test:5000/m:v1"}}, []checkedRequest{
 		{"the image of the value", container(map[string]any{"image": "r.test:5000/m:v2"}), ""}, {"that of the driver", container(nil), movers},
 	})
+	for _, values := range []Values{
+		nil, {"imageRegistry": "r.test:5000/mirror"}, {"imageRegistry": "r.test", "mover": Values{"image": "ghcr.io/a/m@sha256:00"}},
+		{"image": Values{"repository": "r.test:5000/a", "tag": "v1@sha256:00"}},
+	} {
+		text, err := helm(t).Render(t.Context(), Release, Namespace, values)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, image, _ := strings.Cut(string(text), "--mover-image=")
+		image, _, _ = strings.Cut(image, "\n")
+		checkRequests(t, values, []checkedRequest{{"the image of the controller's option " + image, container(map[string]any{"image": image}), ""}})
+	}
 }
 
 // RBAC gives the controller rights on all nodes and volumes.
