@@ -399,6 +399,7 @@ func TestFabricMakesOnlyDeclaredNodes(t *testing.T) {
 		{"the machine of another node", by("nodes", "", with(`{"spec": {"providerID": "aws:///a/i-1"}}`)), nodes},
 		{"its own annotation", by("nodes", with(`{"metadata": {"annotations": {"a": ""}}}`), with(`{"metadata": {"annotations": {"a": "", "fabric.storage.liqo.io/ours": "{}"}}}`)), ""},
 		{"the address of another node for a network plugin", by("nodes", "", with(`{"metadata": {"annotations": {"flannel.alpha.coreos.com/public-ip": "192.0.2.1"}}}`)), nodes},
+		{"an empty annotation of others", by("nodes", node("rome", taint), with(`{"metadata": {"annotations": {"a": ""}}}`)), nodes},
 		{"the same through the status", by("nodes/status", node("rome", taint), with(`{"metadata": {"annotations": {"projectcalico.org/IPv4Address": "192.0.2.1"}}}`)), nodes},
 		{"without an annotation of others", by("nodes", with(`{"metadata": {"annotations": {"a": "b"}}}`), node("rome", taint)), nodes},
 		{"a finalizer", by("nodes", "", with(`{"metadata": {"finalizers": ["storage.liqo.io/x"]}}`)), nodes},

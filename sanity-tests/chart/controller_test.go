@@ -160,6 +160,7 @@ func TestControllerWritesOnlyItsPartOfNodesAndVolumes(t *testing.T) {
 		return `{"metadata": {"name": "worker"}, "spec": {"drivers": ` + entries + `}}`
 	}
 	const other, ours = `{"name": "d", "nodeID": "n", "topologyKeys": null}`, `{"name": "storage.liqo.io", "nodeID": "n"}`
+	owned := strings.Replace(entries(`[`+ours+`]`), `"worker"`, `"worker", "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": "worker", "uid": "0"}]`, 1)
 	volume := func(source string) request {
 		return writtenBy(controllerUser, "persistentvolumes", "", `{"metadata": {"name": "pv"}, "spec": {`+source+`}}`)
 	}
@@ -176,6 +177,7 @@ func TestControllerWritesOnlyItsPartOfNodesAndVolumes(t *testing.T) {
 		{"its entry", writtenBy(controllerUser, csiNodes, entries(`[`+other+`]`), entries(`[`+other+`, `+ours+`]`)), ""},
 		{"the first entry", writtenBy(controllerUser, csiNodes, entries(`null`), entries(`[`+ours+`]`)), ""},
 		{"without its entry", writtenBy(controllerUser, csiNodes, entries(`[`+ours+`]`), entries(`[]`)), ""},
+		{"an owner that does not exist", writtenBy(controllerUser, csiNodes, entries(`[`+ours+`]`), owned), "controller-csinodes"},
 		{"without the entry of another", writtenBy(controllerUser, csiNodes, entries(`[`+other+`, `+ours+`]`), entries(`[`+ours+`]`)), "controller-csinodes"},
 
 		{"a volume of its own", volume(`"csi": {"driver": "storage.liqo.io", "volumeHandle": "h"}`), ""},
