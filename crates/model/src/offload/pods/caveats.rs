@@ -48,6 +48,8 @@ const OF_ALL_REPLICAS: [&str; 4] = [
 ];
 /// The longest name in an event.
 const LONGEST_NAMED: usize = 128;
+/// The most variables of a container with the address of the node that are looked for in its texts.
+const MOST_OF_NODE: usize = 16;
 /// Prefixes of readiness gates of load balancers that send traffic to the addresses of pods: of Google, Tencent,
 /// Alibaba and AWS.
 const GATES_OF_BALANCERS: [&str; 4] = [
@@ -232,8 +234,13 @@ fn agent_of_node(spec: &Value, cluster: &str) -> Option<(&'static str, String)> 
         for field in ["args", "command", "env"] {
             each_text(&container[field], &mut |text| texts.push(text));
         }
-        for variable in container["env"].as_array().into_iter().flatten() {
+        let variables = container["env"].as_array().into_iter().flatten();
+        let of_node = variables.filter(|variable| {
             let field = variable["valueFrom"]["fieldRef"]["fieldPath"].as_str();
+            matches!(field, Some("status.hostIP" | "status.hostIPs"))
+        });
+        // Each is compared with all texts.
+        for variable in of_node.take(MOST_OF_NODE) {
             let name = variable["name"].as_str().unwrap_or_default();
             // As Kubernetes and shells expand it.
             let uses = [format!("$({name})"), format!("${{{name}}}"), format!("${name}")];
@@ -245,7 +252,7 @@ fn agent_of_node(spec: &Value, cluster: &str) -> Option<(&'static str, String)> 
                         .iter()
                         .any(|text| text.contains(&in_url) || text.contains(&with_port))
                 });
-            if is_host && matches!(field, Some("status.hostIP" | "status.hostIPs")) {
+            if is_host {
                 let container = container["name"].as_str().unwrap_or_default();
                 found.insert(format!("{name} of spec.{list}[{container}]"));
             }
