@@ -50,7 +50,7 @@ impl OwnerEvents {
         if all.len() >= MOST_REPORTED {
             all.clear();
         }
-        let key = (owner.uid.clone(), note.to_owned());
+        let key = (owner.uid.clone(), short(note));
         if all.get(&key).is_some_and(|when| when.elapsed() < EVENT_TTL) {
             return false;
         }
