@@ -406,6 +406,8 @@ func TestFabricMakesOnlyDeclaredNodes(t *testing.T) {
 		{"the lease of a declared node", by(kindOfLeases, "", lease("rome")), ""},
 		{"the lease of a node that nobody declared", by(kindOfLeases, "", lease("worker")), leases},
 		{"the lease is renewed", by(kindOfLeases, lease("gone"), lease("gone")), ""},
+		{"the lease of a real node", by(kindOfLeases, `{"metadata": {"name": "worker"}}`, `{"metadata": {"name": "worker"}}`), leases},
+		{"the lease of a real node becomes its own", by(kindOfLeases, `{"metadata": {"name": "worker"}}`, lease("worker")), leases},
 	})
 }
 
@@ -428,7 +430,12 @@ func TestFabricStopsNoPodsOfTheSystem(t *testing.T) {
 	kept := func(finalizers string) string {
 		return `{"metadata": {"name": "a", "finalizers": ` + finalizers + `}, "spec": {"namespaceMappingStrategy": "EnforceSameName"}}`
 	}
-	const clusters, offloadings = "remoteclusters.storage.liqo.io", "namespaceoffloadings.offloading.liqo.io"
+	evicted := func(namespace string) request {
+		r := written("pods/eviction", plainNamespace(namespace), "", `{"metadata": {"name": "a"}}`)
+		r.User = fabricUser
+		return r
+	}
+	const clusters, offloadings, evictions = "remoteclusters.storage.liqo.io", "namespaceoffloadings.offloading.liqo.io", "fabric-evictions"
 	checkRequests(t, Values{"fabric": Values{"enabled": true}, "storageNamespace": "twins", "liqo": Values{"tenantNamespaces": []string{"tenant-a"}}}, []checkedRequest{
 		{"a namespace of users", labelled("shop", "", on), ""},
 		{"one of Kubernetes", labelled("kube-system", "", on), labels},
@@ -438,6 +445,10 @@ func TestFabricStopsNoPodsOfTheSystem(t *testing.T) {
 		{"a tenant's of Liqo", labelled("tenant-a", "", on), labels},
 		{"a label that others have set", labelled("kube-system", on, on), ""},
 		{"remove it", labelled("kube-system", on, ""), ""},
+		{"the eviction of a pod of users", evicted("shop"), ""},
+		{"the eviction of a pod of Kubernetes", evicted("kube-system"), evictions},
+		{"the eviction of a pod of the driver", evicted("liqo-csi"), evictions},
+		{"another strategy", of(offloadings, kept(`[]`), strings.Replace(kept(`[]`), "EnforceSameName", "DefaultName", 1)), specs},
 		{"its finalizer", of(clusters, kept(`["storage.liqo.io/volumes"]`), kept(`["storage.liqo.io/volumes", "fabric.storage.liqo.io/virtual-node"]`)), ""},
 		{"without its finalizer", of(clusters, kept(`["fabric.storage.liqo.io/virtual-node", "storage.liqo.io/volumes"]`), kept(`["storage.liqo.io/volumes"]`)), ""},
 		{"without the finalizer of the controller", of(clusters, kept(`["storage.liqo.io/volumes"]`), kept(`[]`)), specs},
