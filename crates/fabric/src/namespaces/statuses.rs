@@ -28,7 +28,7 @@ use crate::{
     leaving, liqo,
     observe::crash::{self, Step as Write},
     offload::{self, ClusterState},
-    pods::avoided_now,
+    pods::{avoided_now, is_young},
     queue::Queue,
     scheduling,
 };
@@ -152,8 +152,8 @@ impl<'a> Statuses<'a> {
         }
     }
 
-    /// Emits an event on a `NamespaceOffloading` if a policy or webhook of this cluster refuses a write for it: the status
-    /// may not exist yet.
+    /// Emits an event on a `NamespaceOffloading` if a policy or webhook of this cluster refuses or fails a write for it: the
+    /// status may not exist yet.
     async fn report_refused(&self, object: &NamespaceOffloading, error: &ApiError) {
         let note = format!(
             "the fabric cannot write what the namespace needs next, and tries again. If a webhook or policy refuses the update \
@@ -236,8 +236,10 @@ impl Controller for Statuses<'_> {
             return Ok(None);
         };
         let outcome = self.reconcile_object(namespace, &object).await;
+        // A webhook that does not answer fails the writes, too, and without status nothing else shows that.
         if let Err(error) = &outcome
-            && error.is_refusal()
+            && (error.is_refusal()
+                || error.is_transient() && object.status.is_none() && !is_young(&object.metadata))
         {
             self.report_refused(&object, error).await;
         }

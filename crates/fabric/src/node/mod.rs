@@ -217,6 +217,18 @@ impl<'a> NodeKeeper<'a> {
             .await;
     }
 
+    /// Emits an event if a policy or webhook of this cluster refuses a write: the node may not exist yet.
+    async fn report_refused(&self, object: &RemoteCluster, error: &ApiError) {
+        let note = format!(
+            "the fabric cannot write the virtual node {}, and tries again. If a webhook or policy refuses the write or changes \
+             more of the node with it, leave out the service account of the fabric there: {error}",
+            self.name
+        );
+        self.events
+            .warn_object(object.object_ref(&()), "WriteRefused", &note)
+            .await;
+    }
+
     /// Where the API server reaches the node. `None` until the port is recorded: other replicas would not know it.
     fn endpoint(&self, port: Option<Port>) -> Option<Endpoint> {
         match (self.endpoints.address, port) {
@@ -532,11 +544,17 @@ impl Rounds for NodeKeeper<'_> {
         let Some(object) = self.object() else {
             return Ok(());
         };
-        match &object.spec.fabric {
+        let outcome = match &object.spec.fabric {
             _ if object.metadata.deletion_timestamp.is_some() => self.leave(&object).await,
             Some(fabric) => self.keep(&object, fabric).await,
             None => Ok(()),
+        };
+        if let Err(error) = &outcome
+            && error.is_refusal()
+        {
+            self.report_refused(&object, error).await;
         }
+        outcome
     }
 }
 

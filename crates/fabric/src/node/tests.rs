@@ -114,6 +114,14 @@ impl World {
         self.called(node).map(|(_, port)| port)
     }
 
+    /// Whether a `RemoteCluster` has an event with this reason.
+    fn is_reported(&self, reason: &str, name: &str) -> bool {
+        let events = self.home.store().below(CLUSTER_EVENTS);
+        events
+            .iter()
+            .any(|it| it["reason"] == reason && it["regarding"]["name"] == name)
+    }
+
     fn remembered(&self, name: &str) -> Option<u64> {
         self.home.object(&cluster(name))?["status"]["virtualNode"]["port"].as_u64()
     }
@@ -177,21 +185,32 @@ async fn a_node_without_a_port_has_no_address() {
             json!({"metadata": {"labels": labels}, "status": status}),
         );
     }
-    let reported = |world: &World| {
-        let events = world.home.store().below(CLUSTER_EVENTS);
-        let mut reasons = events
-            .iter()
-            .map(|it| (it["reason"].clone(), it["regarding"]["name"].clone()));
-        reasons.any(|reported| reported == (json!("NoPortLeft"), json!("rome")))
-    };
     world
         .run_until(&[9829], |world| {
             world.called("milan") == Some(("10.0.0.1".to_owned(), 9829))
                 && world.called("rome").is_none()
-                && reported(world)
+                && world.is_reported("NoPortLeft", "rome")
         })
         .await;
     assert_eq!(world.remembered("rome"), None);
+}
+
+/// A webhook that annotates nodes makes the policy of the fabric refuse its write.
+#[tokio::test]
+async fn a_node_that_cannot_be_written_is_reported() {
+    let world = World::new().await;
+    let refused = Act::Forbid("the fabric writes no annotations of nodes");
+    world
+        .home
+        .fault(Fault::new("POST", "/api/v1/nodes", refused).at_the_end());
+    world
+        .run_until(&[], |world| world.is_reported("WriteRefused", "rome"))
+        .await;
+    assert!(world.home.object("/api/v1/nodes/rome").is_none());
+    world.home.heal();
+    world
+        .run_until(&[], |world| world.home.object("/api/v1/nodes/rome").is_some())
+        .await;
 }
 
 #[tokio::test]

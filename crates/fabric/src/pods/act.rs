@@ -281,7 +281,7 @@ impl Writer<'_> {
                 let found = found.map(|found| plausible(&pods, found)).transpose()?;
                 Ok(Creation::Taken(found.map(Arc::new)))
             }
-            Err(error) if is_young(home) && lacks_account(&error) => Ok(Creation::TooEarly),
+            Err(error) if is_young(&home.metadata) && lacks_account(&error) => Ok(Creation::TooEarly),
             Err(error) if error.is_refusal() => Ok(Creation::Refused(Observed::refusal(&error))),
             Err(error) => Err(error),
         }

@@ -30,7 +30,6 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 pub use self::given_up::GivenUp;
-pub(super) use self::given_up::avoided_now;
 use self::{
     addresses::{OwnerEvents, Reported},
     admitted::Admitted,
@@ -41,6 +40,7 @@ use self::{
     waits::Waits,
     watches::Watches,
 };
+pub(super) use self::{given_up::avoided_now, observe::is_young};
 use super::{
     backoff::Backoff,
     meters::Meters,

@@ -3,7 +3,10 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::api::core::v1::{Namespace, Node};
+use k8s_openapi::{
+    api::core::v1::{Namespace, Node},
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
 use kube::ResourceExt;
 
 use super::{
@@ -102,7 +105,7 @@ impl Pods<'_> {
         };
         if observed.namespace.is_err()
             && !state.claimed
-            && is_young(&home)
+            && is_young(&home.metadata)
             && self.is_offloaded_by_now(seen.namespace()).await?
         {
             return Ok(Some(SOON));
@@ -128,7 +131,8 @@ impl Pods<'_> {
         let again = match (Writer { pods: self, observed }).carry_out(&facts, act).await {
             // A webhook that does not answer fails the write, too, and nothing else shows why the pod waits.
             Err(error)
-                if error.is_refusal() || error.is_transient() && !state.started && !is_young(&home) =>
+                if error.is_refusal()
+                    || error.is_transient() && !state.started && !is_young(&home.metadata) =>
             {
                 self.report_refused(&home, &error).await;
                 return Err(error);
@@ -431,9 +435,9 @@ impl Pods<'_> {
     }
 }
 
-/// Whether a pod was created a moment ago.
-pub(super) fn is_young(home: &RawPod) -> bool {
-    let made = home.metadata.creation_timestamp.as_ref();
+/// Whether an object was created a moment ago.
+pub(crate) fn is_young(metadata: &ObjectMeta) -> bool {
+    let made = metadata.creation_timestamp.as_ref();
     made.is_some_and(|made| Timestamp::now().duration_since(made.0) < YOUNG)
 }
 
