@@ -12,6 +12,7 @@ use super::{
 use crate::{
     cluster::facts,
     placement::{Diagnosis, ReclaimPolicy},
+    volume::ClusterId,
 };
 
 /// The state of a twin without its claim.
@@ -91,26 +92,31 @@ pub(super) fn of_volume(volume: &PersistentVolume, case: &Case<'_>, storage: &St
     }
     let spec = volume.spec.clone().unwrap_or_default();
     if facts::reclaim_policy(spec.persistent_volume_reclaim_policy.as_deref()) == ReclaimPolicy::Retain {
+        let place = elsewhere(case, storage).map_or_else(String::new, |it| format!(" in the cluster {it}"));
         return Health::new(
             State::Retained,
-            format!(
-                "the claim is gone; the PV {name} keeps the data{} (Retain)",
-                place(case, storage)
-            ),
+            format!("the claim is gone; the PV {name} keeps the data{place} (Retain)"),
             format!(
                 "To give it to a new claim, remove spec.claimRef of the PV {name}; to delete it, set its reclaim policy to Delete."
             ),
         );
     }
-    deleting(volume)
+    let deleting = deleting(volume);
+    match (elsewhere(case, storage), deleting.advice.is_empty()) {
+        (Some(cluster), true) => Health {
+            advice: format!(
+                "This waits until the cluster {cluster} is declared and can be reached: liqo-csi clusters"
+            ),
+            ..deleting
+        },
+        _ => deleting,
+    }
 }
 
 /// The cluster of the data, unless it is the home cluster.
-fn place(case: &Case<'_>, storage: &Storage) -> String {
-    match (&case.id, &storage.home) {
-        (Some(id), Some(home)) if id.cluster != *home => format!(" in the cluster {}", id.cluster),
-        _ => String::new(),
-    }
+fn elsewhere<'a>(case: &'a Case<'_>, storage: &Storage) -> Option<&'a ClusterId> {
+    let cluster = case.id.as_ref().map(|id| &id.cluster);
+    cluster.filter(|it| storage.home.as_ref().is_some_and(|home| home != *it))
 }
 
 /// The state of the PV of a twin when no other object is left.

@@ -141,8 +141,8 @@ pub(super) fn data_state(site: &Site, volume: &VirtualVolume, rescue: &Rescue) -
             data_of(site, &volume.volume)
         ),
         Rescue::Occupied(foreign) => format!(
-            "Its place is taken by an object that is not its twin ({foreign}) and is not changed; once that is deleted, the \
-             twin is created again if its data was retained"
+            "Its place is taken by an object that is not its twin ({foreign}); once that is deleted, the twin is \
+             created again if its data was retained"
         ),
         Rescue::MovedOn(epoch) => format!(
             "It is not created again: a twin of a later epoch, {epoch}, has the data, and the PersistentVolume {} is from before the move, \
