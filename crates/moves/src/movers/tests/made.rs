@@ -142,14 +142,17 @@ async fn the_policies_of_both_clusters_admit_movers() {
     };
     let (remote, home) = (template("remote-access.yaml"), template("controller-fence.yaml"));
     let (_, rules_of_containers) = home.split_once("define \"liqo-csi.isMoverContainer\"").unwrap();
-    let names = ["name: {{ $role }}-movers\n", "name: controller-movers."];
-    let policies = [&remote, &home].into_iter().zip(names).map(|(template, name)| {
-        let (_, policy) = template.split_once(name).unwrap();
-        let (policy, _) = policy
-            .split_once("kind: ValidatingAdmissionPolicyBinding")
-            .unwrap();
-        (name, format!("{policy}{rules_of_containers}"))
-    });
+    let policy_names = ["name: {{ $role }}-movers\n", "name: controller-movers."];
+    let policies = [&remote, &home]
+        .into_iter()
+        .zip(policy_names)
+        .map(|(template, name)| {
+            let (_, policy) = template.split_once(name).unwrap();
+            let (policy, _) = policy
+                .split_once("kind: ValidatingAdmissionPolicyBinding")
+                .unwrap();
+            (name, format!("{policy}{rules_of_containers}"))
+        });
     let policies: Vec<_> = policies.collect();
     for (of, world) in [
         ("files", World::new(Way::Out).await),
