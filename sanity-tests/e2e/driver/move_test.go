@@ -81,7 +81,7 @@ func moveOfAClaimThatGrows(t *testing.T, n *user.Namespace) {
 		t.Run(phase, func(t *testing.T) {
 			t.Parallel()
 			n := user.NewNamespace(t, n.Cluster)
-			pod := startGrowingPod(n)
+			pod := startGrowingPod(n, "liqo-reference-ext4")
 			small := n.FileSystemKiB(pod)
 			n.Move("move", "data", "target: {nodeName: "+firstNode(n)+", storageClassName: reference-xfs}, cutover: {mode: Manual}, quiesce: {mode: Evict}")
 			n.WaitMove("move", "Ready")
@@ -113,7 +113,7 @@ func moveOfAClaimThatOutgrowsItsTarget(t *testing.T, n *user.Namespace) {
 	fixed := realClass(fixedClass, storage.Reference, nil)
 	fixed.AllowVolumeExpansion = new(bool)
 	n.Class(fixed)
-	pod := startGrowingPod(n)
+	pod := startGrowingPod(n, "liqo-reference-xfs")
 	before := n.WaitReady(pod)
 	n.Move("move", "data", "target: {nodeName: "+firstNode(n)+", storageClassName: "+fixedClass+"}, cutover: {mode: Manual}, quiesce: {mode: Evict}")
 	n.WaitMove("move", "Ready")
@@ -132,10 +132,10 @@ const fixedClass = "e2e-fixed"
 
 func firstNode(n *user.Namespace) string { return n.Cluster.Nodes()[0].Name }
 
-// startGrowingPod creates a claim of a class that allows expansion, and a StatefulSet with a file in it, whose pod takes a
-// while to end.
-func startGrowingPod(n *user.Namespace) (pod string) {
-	n.Claim("data", "liqo-reference-ext4", "320Mi")
+// startGrowingPod creates a claim of a class that allows expansion (that of reference-xfs also while it is mounted), and a
+// StatefulSet with a file in it, whose pod takes a while to end.
+func startGrowingPod(n *user.Namespace, class string) (pod string) {
+	n.Claim("data", class, "320Mi")
 	pod = n.StatefulSet("user", "data", user.OnNode(firstNode(n)), func(pod *corev1.Pod) {
 		pod.Spec.TerminationGracePeriodSeconds = new(int64(20))
 		pod.Spec.Containers[0].Command = []string{"sh", "-c", "trap : TERM; while :; do sleep 1; done"}
