@@ -105,6 +105,9 @@ pub enum DeleteError {
     /// It is not known whether the volume is deleted.
     #[error("cannot confirm that the volume was deleted: {0}")]
     Unknown(String),
+    /// The volume has no PV, which would record where its twin is, and not all namespaces can be searched.
+    #[error("cannot confirm that the volume was deleted: {0}")]
+    NoRecord(String),
     #[error("cannot confirm that the volume was deleted: {0}")]
     Unreachable(#[from] Unreachable),
     #[error("{0}")]

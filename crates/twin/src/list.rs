@@ -81,7 +81,7 @@ pub async fn validate(
     let site = site::find_existing(home, registry, id).await.map_err(|error| {
         PublishError::Unreachable(match error {
             DeleteError::Unreachable(error) => error.to_string(),
-            DeleteError::Unknown(why) => why,
+            DeleteError::Unknown(why) | DeleteError::NoRecord(why) => why,
             other => other.to_string(),
         })
     })?;

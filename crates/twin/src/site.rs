@@ -333,7 +333,7 @@ async fn search(
             return Ok(Some(at(twin)?));
         }
     }
-    Err(DeleteError::Unknown(format!(
+    Err(DeleteError::NoRecord(format!(
         "the PersistentVolume {}, which records where its twin is, does not exist, and claims of the cluster {} can only be read \
          in namespaces that are offloaded now",
         id.name, id.cluster

@@ -196,6 +196,7 @@ fn unknown_volume(error: DeleteError) -> CreateError {
     match error {
         DeleteError::Api(error) => error.into(),
         DeleteError::Unreachable(error) => NoSite::from(error).into(),
+        DeleteError::NoRecord(why) => CreateError::NoSource(why),
         DeleteError::Unknown(why) => CreateError::SourceUnknown(why),
         other => CreateError::SourceUnknown(other.to_string()),
     }

@@ -33,7 +33,7 @@ impl Coded for SnapshotSpecError {
 impl Coded for CutError {
     fn code(&self) -> Code {
         match self {
-            Self::NoVolume(_) => Code::NotFound,
+            Self::NoVolume(_) | Self::NoRecord(_) => Code::NotFound,
             Self::Unsuitable(_) | Self::Class(_) | Self::NotInstalled(_) | Self::NotAccepted(_) => {
                 Code::FailedPrecondition
             }
@@ -167,6 +167,7 @@ mod tests {
             (SnapshotSpecError::Unknown(text()).code(), Code::InvalidArgument),
             (SnapshotSpecError::Empty("x").code(), Code::InvalidArgument),
             (code(CutError::NoVolume(text())), Code::NotFound),
+            (code(CutError::NoRecord(text())), Code::NotFound),
             (code(CutError::Unsuitable(text())), Code::FailedPrecondition),
             (code(CutError::Class(no_default)), Code::FailedPrecondition),
             (code(CutError::NotInstalled(text())), Code::FailedPrecondition),

@@ -80,6 +80,7 @@ async fn source(home: &Cluster, registry: &Registry, id: &VolumeId) -> Result<Si
     match site::find_existing(home, registry, id).await {
         Ok(Some(site)) => Ok(site),
         Ok(None) => Err(CutError::NoVolume(id.to_string())),
+        Err(DeleteError::NoRecord(why)) => Err(CutError::NoRecord(why)),
         Err(DeleteError::Api(error)) => Err(error.into()),
         Err(DeleteError::Unreachable(error)) => Err(CutError::Unreachable(error.to_string())),
         Err(DeleteError::Unknown(why)) => Err(CutError::Unreachable(why)),

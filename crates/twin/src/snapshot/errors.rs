@@ -25,6 +25,10 @@ pub enum SnapshotSiteError {
 pub enum CutError {
     #[error("no volume has the id {0:?}")]
     NoVolume(String),
+    /// The volume has no PV. With a code after which csi-snapshotter expects a snapshot, a `VolumeSnapshot` that is being
+    /// deleted would never go.
+    #[error("{0}")]
+    NoRecord(String),
     /// The volume cannot have a snapshot in its present state.
     #[error("cannot create a snapshot of the volume: {0}")]
     Unsuitable(String),

@@ -210,6 +210,17 @@ async fn a_namespace_too_long_for_the_id_is_found() {
     ));
 }
 
+/// Its claim was deleted before the snapshot was taken, for example with its namespace.
+#[tokio::test]
+async fn a_volume_that_no_pv_records_has_no_snapshots() {
+    let mut world = Remote::new().await;
+    world.here.remove(&format!("/api/v1/persistentvolumes/pvc-{UID}"));
+    world.there.remove(&format!("{TWINS}/data"));
+    assert!(matches!(world.cut().await, Err(CutError::NoVolume(_))));
+    world.rights = Rights::default();
+    assert!(matches!(world.cut().await, Err(CutError::NoRecord(_))));
+}
+
 #[tokio::test]
 async fn an_unreachable_cluster_does_not_mean_that_the_snapshot_is_gone() {
     let world = Remote::new().await;
