@@ -20,6 +20,7 @@ mod pods;
 mod ports;
 mod raw;
 mod reflect;
+mod refused;
 mod remote;
 mod rights;
 mod scheduling;

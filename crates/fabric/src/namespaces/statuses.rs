@@ -30,6 +30,7 @@ use crate::{
     offload::{self, ClusterState},
     pods::{avoided_now, is_young},
     queue::Queue,
+    refused::{self, WRITE_REFUSED},
     scheduling,
 };
 
@@ -155,12 +156,9 @@ impl<'a> Statuses<'a> {
     /// Emits an event on a `NamespaceOffloading` if a policy or webhook of this cluster refuses or fails a write for it: the
     /// status may not exist yet.
     async fn report_refused(&self, object: &NamespaceOffloading, error: &ApiError) {
-        let note = format!(
-            "the fabric cannot write what the namespace needs next, and tries again. If a webhook or policy refuses the update \
-             or changes more of the object with it, leave out the service account of the fabric there: {error}"
-        );
+        let note = refused::note("what the namespace needs next", error);
         let about = object.object_ref(&());
-        self.events.warn_object(about, "WriteRefused", &note).await;
+        self.events.warn_object(about, WRITE_REFUSED, &note).await;
     }
 
     /// The clusters in which this fabric creates namespaces.

@@ -46,6 +46,7 @@ use crate::{
     fleet::Link,
     observe::crash::{self, Step},
     offload::{Port, pods::FINALIZER as POD_FINALIZER},
+    refused::{self, WRITE_REFUSED},
     rounds::Rounds,
     seen::SeenPod,
     topology::FABRIC_NODE,
@@ -219,14 +220,9 @@ impl<'a> NodeKeeper<'a> {
 
     /// Emits an event if a policy or webhook of this cluster refuses a write: the node may not exist yet.
     async fn report_refused(&self, object: &RemoteCluster, error: &ApiError) {
-        let note = format!(
-            "the fabric cannot write the virtual node {}, and tries again. If a webhook or policy refuses the write or changes \
-             more of the node with it, leave out the service account of the fabric there: {error}",
-            self.name
-        );
-        self.events
-            .warn_object(object.object_ref(&()), "WriteRefused", &note)
-            .await;
+        let note = refused::note(&format!("the virtual node {}", self.name), error);
+        let about = object.object_ref(&());
+        self.events.warn_object(about, WRITE_REFUSED, &note).await;
     }
 
     /// Where the API server reaches the node. `None` until the port is recorded: other replicas would not know it.

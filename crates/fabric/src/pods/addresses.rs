@@ -15,6 +15,7 @@ use crate::{
     cluster::{ApiError, short},
     offload::{NotRouted, PodNetwork},
     raw::RawPod,
+    refused::{self, WRITE_REFUSED},
 };
 
 /// Pods whose last report is remembered.
@@ -105,12 +106,9 @@ impl Pods<'_> {
     pub(super) async fn report_refused(&self, home: &RawPod, error: &ApiError) {
         let why = short(&error.to_string());
         if self.is_new(home, &why) {
-            let note = format!(
-                "the fabric cannot write what the pod needs next, and tries again. If a webhook or policy refuses the write or \
-                 changes more with it, leave out the account of this driver there: {why}"
-            );
+            let note = refused::note("what the pod needs next", &why);
             self.events
-                .warn_object(reference(home), "WriteRefused", &note)
+                .warn_object(reference(home), WRITE_REFUSED, &note)
                 .await;
         }
     }
