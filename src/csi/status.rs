@@ -135,7 +135,7 @@ impl Coded for DeleteError {
                     | DeleteRefusal::Moves,
                 ..
             } => Code::FailedPrecondition,
-            Self::Unknown(_) | Self::NoRecord(_) | Self::Unreachable(_) | Self::Api(_) => Code::Unavailable,
+            Self::Unknown(_) | Self::Unreachable(_) | Self::Api(_) => Code::Unavailable,
             Self::StillWaiting { .. } => Code::DeadlineExceeded,
         }
     }
@@ -365,7 +365,6 @@ mod tests {
                 Code::FailedPrecondition,
             ),
             (code(DeleteError::Unknown("down".into())), Code::Unavailable),
-            (code(DeleteError::NoRecord("gone".into())), Code::Unavailable),
             (code(DeleteError::Api(api())), Code::Unavailable),
             (
                 code(PublishError::NoTwin {

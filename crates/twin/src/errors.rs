@@ -91,6 +91,28 @@ pub enum CreateError {
     },
 }
 
+/// Why it is not known where the twin of a volume is.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum FindError {
+    /// The volume has no PV, which would record it, and not all namespaces can be searched.
+    #[error("{0}")]
+    NoRecord(String),
+    #[error(transparent)]
+    Unreachable(#[from] Unreachable),
+    #[error(transparent)]
+    Api(#[from] ApiError),
+}
+
+impl From<FindError> for DeleteError {
+    fn from(error: FindError) -> Self {
+        match error {
+            FindError::NoRecord(why) => Self::Unknown(why),
+            FindError::Unreachable(error) => error.into(),
+            FindError::Api(error) => error.into(),
+        }
+    }
+}
+
 /// Why a volume is not deleted, or not yet.
 #[derive(Debug, thiserror::Error)]
 pub enum DeleteError {
@@ -105,9 +127,6 @@ pub enum DeleteError {
     /// It is not known whether the volume is deleted.
     #[error("cannot confirm that the volume was deleted: {0}")]
     Unknown(String),
-    /// The volume has no PV, which would record where its twin is, and not all namespaces can be searched.
-    #[error("cannot confirm that the volume was deleted: {0}")]
-    NoRecord(String),
     #[error("cannot confirm that the volume was deleted: {0}")]
     Unreachable(#[from] Unreachable),
     #[error("{0}")]

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::ResourceExt;
 
-use super::{DeleteError, PublishError, attach::capabilities_of, site};
+use super::{PublishError, attach::capabilities_of, site};
 use crate::{
     cluster::{ApiError, Cluster, facts},
     fleet::Registry,
@@ -78,13 +78,9 @@ pub async fn validate(
     registry: &Registry,
     id: &VolumeId,
 ) -> Result<Option<Capabilities>, PublishError> {
-    let site = site::find_existing(home, registry, id).await.map_err(|error| {
-        PublishError::Unreachable(match error {
-            DeleteError::Unreachable(error) => error.to_string(),
-            DeleteError::Unknown(why) | DeleteError::NoRecord(why) => why,
-            other => other.to_string(),
-        })
-    })?;
+    let site = site::find_existing(home, registry, id)
+        .await
+        .map_err(|error| PublishError::Unreachable(error.to_string()))?;
     let Some(site) = site else { return Ok(None) };
     let twin = site.twins().get(site.name()).await?;
     let twin = twin.filter(|twin| site.is_twin(&id.name, twin));

@@ -7,8 +7,9 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
 
 use super::{
-    CreateError, CreateRequest, DeleteError, NoSite,
+    CreateError, CreateRequest, NoSite,
     claimed::VirtualPv,
+    errors::FindError,
     reading::{self, twin_in},
 };
 use crate::{
@@ -277,12 +278,12 @@ pub(super) async fn find_existing(
     home: &Cluster,
     registry: &Registry,
     id: &VolumeId,
-) -> Result<Option<Site>, DeleteError> {
+) -> Result<Option<Site>, FindError> {
     Ok(find(home, registry, id).await?.site)
 }
 
 /// Finds the site of an existing volume: as its PV records it, otherwise by a search for the twin.
-pub(super) async fn find(home: &Cluster, registry: &Registry, id: &VolumeId) -> Result<Found, DeleteError> {
+pub(super) async fn find(home: &Cluster, registry: &Registry, id: &VolumeId) -> Result<Found, FindError> {
     if id.cluster == *home.id() {
         return Ok(Found {
             site: Some(Site::local(home, &id.name, id.epoch)),
@@ -309,7 +310,7 @@ async fn search(
     remote: &Arc<Remote>,
     cluster: &Cluster,
     id: &VolumeId,
-) -> Result<Option<Site>, DeleteError> {
+) -> Result<Option<Site>, FindError> {
     let at = |twin: &PersistentVolumeClaim| {
         let namespace = twin.namespace().unwrap_or_default();
         Site::recorded(home, Arc::clone(remote), namespace, twin.name_any(), id.epoch)
@@ -333,7 +334,7 @@ async fn search(
             return Ok(Some(at(twin)?));
         }
     }
-    Err(DeleteError::NoRecord(format!(
+    Err(FindError::NoRecord(format!(
         "the PersistentVolume {}, which records where its twin is, does not exist, and claims of the cluster {} can only be read \
          in namespaces that are offloaded now",
         id.name, id.cluster

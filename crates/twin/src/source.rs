@@ -10,7 +10,8 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use super::{
-    CreateError, CreateRequest, DeleteError, NoSite, Site,
+    CreateError, CreateRequest, NoSite, Site,
+    errors::FindError,
     moves::may_change,
     observation::Observation,
     planned::Planned,
@@ -192,13 +193,11 @@ fn unknown_snapshot(error: SnapshotSiteError) -> CreateError {
     }
 }
 
-fn unknown_volume(error: DeleteError) -> CreateError {
+fn unknown_volume(error: FindError) -> CreateError {
     match error {
-        DeleteError::Api(error) => error.into(),
-        DeleteError::Unreachable(error) => NoSite::from(error).into(),
-        DeleteError::NoRecord(why) => CreateError::NoSource(why),
-        DeleteError::Unknown(why) => CreateError::SourceUnknown(why),
-        other => CreateError::SourceUnknown(other.to_string()),
+        FindError::Api(error) => error.into(),
+        FindError::Unreachable(error) => NoSite::from(error).into(),
+        FindError::NoRecord(why) => CreateError::NoSource(why),
     }
 }
 

@@ -13,13 +13,14 @@ use super::{
     site::SnapshotSite,
 };
 use crate::{
-    DeleteError, Site,
+    Site,
     cluster::{
         ApiError, Cause, Cluster, Precondition,
         events::Events,
         held_by,
         snapshots::{self, VolumeSnapshot, VolumeSnapshotClass, not_installed},
     },
+    errors::FindError,
     fleet::Registry,
     moves::may_change,
     observe::crash::{self, Step},
@@ -80,11 +81,9 @@ async fn source(home: &Cluster, registry: &Registry, id: &VolumeId) -> Result<Si
     match site::find_existing(home, registry, id).await {
         Ok(Some(site)) => Ok(site),
         Ok(None) => Err(CutError::NoVolume(id.to_string())),
-        Err(DeleteError::NoRecord(why)) => Err(CutError::NoRecord(why)),
-        Err(DeleteError::Api(error)) => Err(error.into()),
-        Err(DeleteError::Unreachable(error)) => Err(CutError::Unreachable(error.to_string())),
-        Err(DeleteError::Unknown(why)) => Err(CutError::Unreachable(why)),
-        Err(other) => Err(CutError::Unreachable(other.to_string())),
+        Err(FindError::NoRecord(why)) => Err(CutError::NoRecord(why)),
+        Err(FindError::Unreachable(error)) => Err(CutError::Unreachable(error.to_string())),
+        Err(FindError::Api(error)) => Err(error.into()),
     }
 }
 

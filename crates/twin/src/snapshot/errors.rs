@@ -25,8 +25,8 @@ pub enum SnapshotSiteError {
 pub enum CutError {
     #[error("no volume has the id {0:?}")]
     NoVolume(String),
-    /// The volume has no PV. With a code after which csi-snapshotter expects a snapshot, a `VolumeSnapshot` that is being
-    /// deleted would never go.
+    /// The volume has no PV, and its twin cannot be searched. The code says that this call made no snapshot: otherwise
+    /// csi-snapshotter would not delete a `VolumeSnapshot` before a later call succeeds.
     #[error("{0}")]
     NoRecord(String),
     /// The volume cannot have a snapshot in its present state.
