@@ -101,16 +101,15 @@ pub(super) fn of_volume(volume: &PersistentVolume, case: &Case<'_>, storage: &St
             ),
         );
     }
-    let deleting = deleting(volume);
-    match (elsewhere(case, storage), deleting.advice.is_empty()) {
-        (Some(cluster), true) => Health {
-            advice: format!(
-                "This waits until the cluster {cluster} is declared and can be reached: liqo-csi clusters"
-            ),
-            ..deleting
-        },
-        _ => deleting,
+    let mut deleting = deleting(volume);
+    if deleting.advice.is_empty()
+        && let Some(cluster) = elsewhere(case, storage)
+    {
+        deleting.advice = format!(
+            "If it remains, see whether the cluster {cluster} is declared and can be reached: liqo-csi clusters"
+        );
     }
+    deleting
 }
 
 /// The cluster of the data, unless it is the home cluster.
