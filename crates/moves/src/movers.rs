@@ -40,7 +40,10 @@ pub(super) use self::names::is_mover;
 pub use self::orders::{CopyProgress, RunningPass};
 pub use self::target::target_class;
 pub(super) use self::volume::{claim_there, is_claim_there, name_of_claim_there, node_affinity};
-use self::{orders::Orders, side::MoverSide};
+use self::{
+    orders::Orders,
+    side::{MoverSide, Until},
+};
 use crate::{
     api::volume_move::{Amounts, MoveRequest, MoveTarget, Mover, Quantity, Warm},
     cluster::ApiError,
@@ -217,6 +220,8 @@ enum HelperGoal {
     Needed,
     /// They will be needed after the drain.
     NeededLater,
+    /// They are deleted during the drain, and will be needed after it.
+    Paused,
     /// If they still run, they have one order left; none is created for it.
     FinishOnly,
     /// They are deleted.
@@ -287,7 +292,8 @@ impl MoveHelpers for ClusterHelpers {
                 Box::pin(target::make(moved, &self.settings.policy, of, mark)).await
             }
             ClaimStep::MakeHelpers(side) => Box::pin(self.make(moved, of, *side)).await,
-            ClaimStep::RemoveHelpers(side) => Box::pin(self.remove(moved, *side)).await,
+            ClaimStep::RemoveHelpers(side) => Box::pin(self.remove(moved, *side, Until::End)).await,
+            ClaimStep::PauseSource => Box::pin(self.remove(moved, Side::Source, Until::Drained)).await,
             ClaimStep::StartPass(pass) => {
                 if let Pass::Final(_) | Pass::Verify(_) = pass {
                     let others = moved.users_of_target().await?;
@@ -325,15 +331,18 @@ impl ClusterHelpers {
         };
         let helpers_of = async |side_objects: &Live<MoverSide<'_>>, goal| match side_objects {
             Live::Unknown(why) => Ok(Live::Unknown(why.clone())),
-            Live::Known(side_objects) => match (goal, side_objects.presence()) {
-                (HelperGoal::NeededLater, Helpers::Absent) => Ok(Live::Known(Helpers::Ready)),
-                (HelperGoal::FinishOnly, Helpers::Incomplete) if side_objects.runs() => {
-                    Ok(Live::Known(Helpers::Ready))
-                }
-                (HelperGoal::NeededLater | HelperGoal::FinishOnly | HelperGoal::Deleted, found) => {
-                    Ok(Live::Known(found))
-                }
-                (HelperGoal::Needed, _) => side_objects.state(self, of, dialled).await,
+            Live::Known(side_objects) => match goal {
+                HelperGoal::Needed => side_objects.state(self, of, dialled).await,
+                HelperGoal::NeededLater => Ok(Live::Known(match side_objects.presence(Until::Drained) {
+                    Helpers::Absent => Helpers::Ready,
+                    found => found,
+                })),
+                HelperGoal::Paused => Ok(Live::Known(side_objects.presence(Until::Drained))),
+                HelperGoal::FinishOnly => Ok(Live::Known(match side_objects.presence(Until::End) {
+                    Helpers::Incomplete if side_objects.runs() => Helpers::Ready,
+                    found => found,
+                })),
+                HelperGoal::Deleted => Ok(Live::Known(side_objects.presence(Until::End))),
             },
         };
         Ok(Movers {
@@ -351,7 +360,7 @@ impl ClusterHelpers {
         let outer = volume::outer(moved).await?;
         if side == Side::Source && cold(moved, of, &outer).is_some() && !is_gated(outer.annotations()) {
             // The mover was needed while the volume was gated, and pods have the volume again.
-            return self.remove(moved, side).await;
+            return self.remove(moved, side, Until::Drained).await;
         }
         let side_objects = MoverSide::find(moved, side, &self.settings, Some(&outer)).await?;
         let target = match side {
@@ -362,13 +371,13 @@ impl ClusterHelpers {
         reachable(side_objects, side)?.make(self, of, target).await
     }
 
-    async fn remove(&self, moved: &MovedVolume, side: Side) -> Result<Applied, GateError> {
+    async fn remove(&self, moved: &MovedVolume, side: Side, until: Until) -> Result<Applied, GateError> {
         match side {
             Side::Source => self.orders.stop_waiting(moved),
             Side::Target => self.orders.forget(moved),
         }
         let side_objects = MoverSide::find(moved, side, &self.settings, None).await?;
-        reachable(side_objects, side)?.remove(self).await
+        reachable(side_objects, side)?.remove(self, until).await
     }
 }
 
@@ -408,7 +417,7 @@ fn goal(stage: &Stage, side: Side, is_warm: bool) -> HelperGoal {
             HelperGoal::NeededLater
         }
         // The mover that ran together with the pods is deleted with them.
-        Stage::Draining(_) if side == Side::Source => HelperGoal::Deleted,
+        Stage::Draining(_) if side == Side::Source => HelperGoal::Paused,
         Stage::Preparing
         | Stage::Copying { .. }
         | Stage::Gating(_)

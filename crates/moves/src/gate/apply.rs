@@ -52,6 +52,7 @@ impl MovedVolume {
             ClaimStep::MakeTarget { .. }
             | ClaimStep::MakeHelpers(_)
             | ClaimStep::RemoveHelpers(_)
+            | ClaimStep::PauseSource
             | ClaimStep::StartPass(_)
             | ClaimStep::Evict(_) => Ok(Applied::NotHandled),
         }

@@ -13,7 +13,7 @@ use super::{
     ClusterHelpers, GateError, HelperError, MoveRequest, certificates,
     names::{Names, Role},
     shadow::{PodObject, SecretOwner, ShadowPod, shadow_uid},
-    side::{MoverSide, PodState, is_deleting},
+    side::{MoverSide, PodState, Until, is_deleting},
     volume,
 };
 use crate::{
@@ -249,7 +249,7 @@ impl MoverSide<'_> {
     }
 
     /// Deletes what exists and may be deleted now.
-    pub(super) async fn remove(&self, helpers: &ClusterHelpers) -> Result<Applied, GateError> {
+    pub(super) async fn remove(&self, helpers: &ClusterHelpers, until: Until) -> Result<Applied, GateError> {
         let mut is_done = false;
         let home = &self.moved.home;
         // If the cluster is no longer declared, only objects at home can be deleted.
@@ -274,7 +274,7 @@ impl MoverSide<'_> {
             let claims = home.within::<PersistentVolumeClaim>(self.ours);
             is_done |= delete(&claims, claim, Step::MoveDeleteMoverClaim).await?;
         }
-        if let Some(volume) = self.volume.as_ref().filter(|_| self.volume_may_go()) {
+        if let Some(volume) = self.volume.as_ref().filter(|_| self.volume_may_go(until)) {
             let volumes = home.all::<PersistentVolume>();
             is_done |= delete(&volumes, volume, Step::MoveDeleteMoverVolume).await?;
         }

@@ -79,6 +79,15 @@ pub(super) struct PreviousNode {
     pub(super) taints: Vec<Taint>,
 }
 
+/// How long helpers are not needed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Until {
+    /// They are created again after the drain.
+    Drained,
+    /// The move does not need them any more.
+    End,
+}
+
 pub(super) enum PodState<'p> {
     Missing,
     /// It has to be replaced.
@@ -276,9 +285,10 @@ impl<'a> MoverSide<'a> {
         Some(on)
     }
 
-    /// Which helpers are left, after they are no longer needed.
-    pub(super) fn presence(&self) -> Helpers {
-        let volume = self.volume.as_ref();
+    /// Which helpers are left that have to be deleted.
+    pub(super) fn presence(&self, until: Until) -> Helpers {
+        let is_kept = until == Until::Drained && self.is_attached;
+        let volume = self.volume.as_ref().filter(|_| !is_kept);
         let waits = volume.is_some_and(|volume| !is_deleting(volume));
         let goes_now = self
             .pods()
@@ -286,7 +296,7 @@ impl<'a> MoverSide<'a> {
             || self.shadows.iter().any(|shadow| !is_deleting(shadow))
             || self.claim.as_ref().is_some_and(|claim| !is_deleting(claim))
             || self.certificates.is_some()
-            || self.volume_may_go();
+            || self.volume_may_go(until);
         if goes_now {
             Helpers::Incomplete
         } else if self.pods().next().is_some() || !self.shadows.is_empty() || self.claim.is_some() || waits {
@@ -298,12 +308,15 @@ impl<'a> MoverSide<'a> {
     }
 
     /// Never while it is attached and csi-attacher has no finalizer on it: csi-attacher needs the PV to
-    /// detach it.
-    pub(super) fn volume_may_go(&self) -> bool {
+    /// detach it. Before the drain has ended, never while it is attached: the user's PV has the same handle, so that
+    /// an attachment of both may name this PV. If the move rolls back, pods keep that attachment, and the next mover
+    /// would wait for the end of a deletion that waits for those pods.
+    pub(super) fn volume_may_go(&self, until: Until) -> bool {
         let held =
             |volume: &PersistentVolume| volume.finalizers().iter().any(|one| one.starts_with(ATTACHER));
+        let may_go = |volume: &PersistentVolume| !self.is_attached || until == Until::End && held(volume);
         let volume = self.volume.as_ref().filter(|volume| !is_deleting(*volume));
-        self.claim.is_none() && volume.is_some_and(|volume| !self.is_attached || held(volume))
+        self.claim.is_none() && volume.is_some_and(may_go)
     }
 
     /// Whether the PV still names the claim of an earlier mover, so that no other claim can be bound. The PV

@@ -760,6 +760,7 @@ impl MoveHelpers for FakeMovers {
         match step {
             ClaimStep::MakeTarget { mark } => return make_target(moved, mark).await,
             ClaimStep::MakeHelpers(side) => self.lock().present[index(*side)] = true,
+            ClaimStep::PauseSource => self.lock().present[index(Side::Source)] = false,
             ClaimStep::RemoveHelpers(side) => self.lock().present[index(*side)] = false,
             ClaimStep::StartPass(pass) => {
                 let mut state = self.lock();

@@ -34,7 +34,7 @@ pub(super) fn draining(of: &MoveFacts, facts: &ClaimFacts, gate: GateNumber) -> 
             // sees it as a pod with the same volume, and does not detach the volume from its node before it
             // is deleted; and as long as it has the volume, the driver cannot detect whether a container of a
             // deleted pod still writes.
-            let mover = helpers_removed(Side::Source, &facts.source_helpers);
+            let mover = source_paused(facts);
             if users.running().is_empty() && matches!(mover, Some(ClaimDecision::Do(_))) {
                 return mover;
             }
@@ -46,6 +46,13 @@ pub(super) fn draining(of: &MoveFacts, facts: &ClaimFacts, gate: GateNumber) -> 
             }
             Some(ClaimDecision::Await(Waiting::Users(anywhere)))
         }
+    })
+}
+
+fn source_paused(facts: &ClaimFacts) -> Option<ClaimDecision> {
+    helpers_removed(Side::Source, &facts.source_helpers).map(|step| match step {
+        ClaimDecision::Do(_) => ClaimDecision::Do(ClaimStep::PauseSource),
+        wait => wait,
     })
 }
 

@@ -46,6 +46,8 @@ pub enum ClaimStep {
     MakeHelpers(Side),
     /// Delete them.
     RemoveHelpers(Side),
+    /// Delete the mover of the source, which is created again after the drain. Its PV stays while it is attached.
+    PauseSource,
     /// Order a pass from the movers. They reject a pass for an earlier gate than the highest they know.
     StartPass(Pass),
     /// Evict these pods.

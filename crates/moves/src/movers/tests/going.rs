@@ -215,8 +215,8 @@ async fn during_the_drain_a_source_mover_counts_as_running_or_gone() {
         (seen.source, seen.target),
         (Live::Known(Helpers::Incomplete), ready())
     );
-    world.step(ClaimStep::RemoveHelpers(Side::Source)).await.unwrap();
-    world.step(ClaimStep::RemoveHelpers(Side::Source)).await.unwrap();
+    world.step(ClaimStep::PauseSource).await.unwrap();
+    world.step(ClaimStep::PauseSource).await.unwrap();
     let seen = world.look(&draining).await;
     assert_eq!(
         (seen.source, seen.target),
@@ -228,31 +228,56 @@ async fn during_the_drain_a_source_mover_counts_as_running_or_gone() {
     assert_eq!(world.target_pod()["metadata"]["uid"], target);
 }
 
-#[tokio::test]
-async fn a_pv_that_is_attached_waits_unless_csi_attacher_holds_it() {
-    let world = World::new(Way::Out).await;
-    world.prepare().await;
-    let volume = only(&world.api, VOLUMES)["metadata"]["name"]
-        .as_str()
-        .unwrap()
-        .to_owned();
+/// Attaches the PV of the source's mover to a node; the path of the PV.
+fn attach(world: &World) -> String {
+    let volume = only(&world.api, VOLUMES)["metadata"]["name"].clone();
     world.api.put(
         "/apis/storage.k8s.io/v1/volumeattachments/csi-1",
         json!({"spec": {"attacher": "storage.liqo.io", "nodeName": "n1", "source": {"persistentVolumeName": volume}}}),
     );
+    format!("{VOLUMES}/{}", volume.as_str().unwrap())
+}
+
+fn held_by_csi_attacher(volume: &mut Value) {
+    volume["metadata"]["finalizers"] = json!(["external-attacher/storage-liqo-io"]);
+}
+
+#[tokio::test]
+async fn a_pv_that_is_attached_waits_unless_csi_attacher_holds_it() {
+    let world = World::new(Way::Out).await;
+    world.prepare().await;
+    let at = attach(&world);
     world.step(ClaimStep::RemoveHelpers(Side::Source)).await.unwrap();
     world.step(ClaimStep::RemoveHelpers(Side::Source)).await.unwrap();
-    let at = format!("{VOLUMES}/{volume}");
     assert!(world.api.object(&at).is_some());
     assert_eq!(world.look(&ROLLBACK).await.source, Live::Known(Helpers::Leaving));
-    world.api.change(&at, |volume| {
-        volume["metadata"]["finalizers"] = json!(["external-attacher/storage-liqo-io"]);
-    });
+    world.api.change(&at, held_by_csi_attacher);
     world.step(ClaimStep::RemoveHelpers(Side::Source)).await.unwrap();
     assert!(!world.api.object(&at).unwrap()["metadata"]["deletionTimestamp"].is_null());
     // It is deleted after its detachment: a user who cancels does not wait for that.
     assert_eq!(world.look(&ROLLBACK).await.source, Live::Known(Helpers::Absent));
     assert_eq!(world.look(&PREPARING).await.source, Live::Known(Helpers::Leaving));
+}
+
+/// The attachment is also that of the user's pod, which comes back if the drain takes too long: a PV in deletion would
+/// stay until that pod stops, and the next mover would wait for it.
+#[tokio::test]
+async fn a_move_that_rolls_back_from_the_drain_uses_its_attached_pv_again() {
+    let world = World::new(Way::Out).await;
+    world.prepare().await;
+    let at = attach(&world);
+    world.api.change(&at, held_by_csi_attacher);
+    let volume = world.api.object(&at).unwrap()["metadata"]["uid"].clone();
+    let draining = Stage::Draining(GateNumber::FIRST);
+    while world.look(&draining).await.source == Live::Known(Helpers::Incomplete) {
+        world.step(ClaimStep::PauseSource).await.unwrap();
+    }
+    assert_eq!(world.look(&draining).await.source, Live::Known(Helpers::Absent));
+    world.prepare().await;
+    assert_eq!(world.look(&PREPARING).await.source, ready());
+    assert_eq!(world.api.object(&at).unwrap()["metadata"]["uid"], volume);
+    removed(&world).await;
+    assert!(!world.api.object(&at).unwrap()["metadata"]["deletionTimestamp"].is_null());
 }
 
 /// csi-attacher finds the PV of an attachment by its name, and kube-controller-manager keeps an attachment while a

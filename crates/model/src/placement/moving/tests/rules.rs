@@ -636,7 +636,7 @@ fn the_source_mover_is_removed_when_no_pod_is_left() {
         let who = who.iter().map(ToString::to_string).collect();
         ClaimDecision::Await(Waiting::Users(who))
     };
-    let leaves = || ClaimDecision::Do(ClaimStep::RemoveHelpers(Side::Source));
+    let leaves = || ClaimDecision::Do(ClaimStep::PauseSource);
     for (facts, expected) in [
         (
             with(vec![pod(true)], true, Helpers::Ready),

@@ -110,11 +110,7 @@ fn steps_are_taken_in_order() {
             wait(Waiting::Users(vec!["shop/db-0".into()])),
         ),
         // The mover is deleted with the last pod, and the drain ends after its node has released the volume.
-        (
-            Stage::Draining(GATE),
-            gated(GATE),
-            done(ClaimStep::RemoveHelpers(Side::Source)),
-        ),
+        (Stage::Draining(GATE), gated(GATE), done(ClaimStep::PauseSource)),
         (
             Stage::Draining(GATE),
             gated(GATE).with(|facts| facts.source_helpers = Live::Known(Helpers::Leaving)),

@@ -780,6 +780,10 @@ impl World {
                 volume.helpers[index(side)] = false;
                 volume.copied.running = None;
             }
+            ClaimStep::PauseSource if !silent[SOURCE] => {
+                volume.helpers[SOURCE] = false;
+                volume.copied.running = None;
+            }
             ClaimStep::StartPass(pass @ Pass::Finish(_)) if volume.helpers[TARGET] => {
                 volume.copied.running = Some(pass);
             }
