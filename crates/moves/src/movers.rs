@@ -51,7 +51,7 @@ use crate::{
     offload::nanos,
     placement::{
         ClassError,
-        moving::{ClaimStep, Helpers, Live, Pass, Side, Stage},
+        moving::{ClaimStep, Helpers, Live, Pass, RollbackTo, Side, Stage},
     },
     twin::{NoAttributes, Policy},
     volume::{AccessMode, SpecError, VolumeName, moving::is_gated},
@@ -220,7 +220,7 @@ enum HelperGoal {
     Needed,
     /// They will be needed after the drain.
     NeededLater,
-    /// They are deleted during the drain, and will be needed after it.
+    /// They are deleted for a time, and will be needed again.
     Paused,
     /// If they still run, they have one order left; none is created for it.
     FinishOnly,
@@ -293,7 +293,7 @@ impl MoveHelpers for ClusterHelpers {
             }
             ClaimStep::MakeHelpers(side) => Box::pin(self.make(moved, of, *side)).await,
             ClaimStep::RemoveHelpers(side) => Box::pin(self.remove(moved, *side, Until::End)).await,
-            ClaimStep::PauseSource => Box::pin(self.remove(moved, Side::Source, Until::Drained)).await,
+            ClaimStep::PauseSource => Box::pin(self.remove(moved, Side::Source, Until::Again)).await,
             ClaimStep::StartPass(pass) => {
                 if let Pass::Final(_) | Pass::Verify(_) = pass {
                     let others = moved.users_of_target().await?;
@@ -333,11 +333,11 @@ impl ClusterHelpers {
             Live::Unknown(why) => Ok(Live::Unknown(why.clone())),
             Live::Known(side_objects) => match goal {
                 HelperGoal::Needed => side_objects.state(self, of, dialled).await,
-                HelperGoal::NeededLater => Ok(Live::Known(match side_objects.presence(Until::Drained) {
+                HelperGoal::NeededLater => Ok(Live::Known(match side_objects.presence(Until::Again) {
                     Helpers::Absent => Helpers::Ready,
                     found => found,
                 })),
-                HelperGoal::Paused => Ok(Live::Known(side_objects.presence(Until::Drained))),
+                HelperGoal::Paused => Ok(Live::Known(side_objects.presence(Until::Again))),
                 HelperGoal::FinishOnly => Ok(Live::Known(match side_objects.presence(Until::End) {
                     Helpers::Incomplete if side_objects.runs() => Helpers::Ready,
                     found => found,
@@ -360,7 +360,7 @@ impl ClusterHelpers {
         let outer = volume::outer(moved).await?;
         if side == Side::Source && cold(moved, of, &outer).is_some() && !is_gated(outer.annotations()) {
             // The mover was needed while the volume was gated, and pods have the volume again.
-            return self.remove(moved, side, Until::Drained).await;
+            return self.remove(moved, side, Until::Again).await;
         }
         let side_objects = MoverSide::find(moved, side, &self.settings, Some(&outer)).await?;
         let target = match side {
@@ -417,7 +417,11 @@ fn goal(stage: &Stage, side: Side, is_warm: bool) -> HelperGoal {
             HelperGoal::NeededLater
         }
         // The mover that ran together with the pods is deleted with them.
-        Stage::Draining(_) if side == Side::Source => HelperGoal::Paused,
+        Stage::Draining(_)
+        | Stage::Rollback {
+            to: RollbackTo::Copying,
+            ..
+        } if side == Side::Source => HelperGoal::Paused,
         Stage::Preparing
         | Stage::Copying { .. }
         | Stage::Gating(_)

@@ -170,10 +170,10 @@ impl MovedVolume {
         twin: Option<&PersistentVolumeClaim>,
     ) -> Result<Users, GateError> {
         let name = &self.claim.name;
-        let (pods, sets, temporary) = tokio::try_join!(
+        let (pods, sets, of_movers) = tokio::try_join!(
             pods(&self.home, &name.namespace, &name.name),
             self.deleting_set(),
-            self.temporary_volumes()
+            self.source_mover_volumes()
         )?;
         let outer = attachments.of(self.volume().as_str());
         let real = match &self.source.place {
@@ -181,17 +181,20 @@ impl MovedVolume {
             _ => None,
         };
         let nested = real.map(|real| attachments.of(real)).unwrap_or_default();
-        let mut movers: BTreeSet<String> = temporary
+        let mut movers: Attached = of_movers
             .iter()
-            .flat_map(|volume| attachments.nodes_of(volume))
+            .flat_map(|volume| attachments.of(volume))
             .collect();
-        movers.retain(|node| !outer.contains_key(node));
+        movers.retain(|node, _| !outer.contains_key(node));
+        let all = nested.into_iter().chain(movers.clone()).chain(outer);
         let traces = Traces {
-            attached: nested.into_iter().chain(outer).collect(),
+            attached: all.collect(),
             in_use: Some(in_use_name(DRIVER_NAME, &self.source.id.to_string())),
         };
         let found = nodes(&self.home, &traces).await?;
-        let (mover_nodes, nodes) = found.into_iter().partition(|node| movers.contains(&node.name));
+        let (mover_nodes, nodes) = found
+            .into_iter()
+            .partition(|node| movers.contains_key(&node.name));
         Ok(Users {
             pods: pods.into_iter().map(|pod| user(&pod, None)).collect(),
             nodes,
@@ -200,10 +203,14 @@ impl MovedVolume {
         })
     }
 
-    /// The names of the temporary PVs of the movers.
-    async fn temporary_volumes(&self) -> Result<Vec<String>, ApiError> {
+    /// The names of the PVs by which movers at home mount the source.
+    async fn source_mover_volumes(&self) -> Result<Vec<String>, ApiError> {
         let ours = format!("{}={}", mark::MOVE, self.by);
-        let name = |volume: PersistentVolume| volume.metadata.name;
+        let source = self.source.id.to_string();
+        let name = |volume: PersistentVolume| {
+            let is_source = volume.spec?.csi?.volume_handle == source;
+            volume.metadata.name.filter(|_| is_source)
+        };
         self.volumes().pick(Some(&ours), None, name).await
     }
 

@@ -34,6 +34,9 @@ impl MoverSide<'_> {
         of: &MoveRequest,
         target: Option<IpAddr>,
     ) -> Result<Applied, GateError> {
+        if self.loses_volume() {
+            return self.remove(helpers, Until::Again).await;
+        }
         if self.is_leaving() {
             return Ok(Applied::ChangedMeanwhile);
         }

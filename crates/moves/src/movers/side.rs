@@ -82,8 +82,8 @@ pub(super) struct PreviousNode {
 /// How long helpers are not needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Until {
-    /// They are created again after the drain.
-    Drained,
+    /// Pods are created again in this move, and use the same PV.
+    Again,
     /// The move does not need them any more.
     End,
 }
@@ -287,8 +287,7 @@ impl<'a> MoverSide<'a> {
 
     /// Which helpers are left that have to be deleted.
     pub(super) fn presence(&self, until: Until) -> Helpers {
-        let is_kept = until == Until::Drained && self.is_attached;
-        let volume = self.volume.as_ref().filter(|_| !is_kept);
+        let volume = self.volume.as_ref().filter(|_| until == Until::End);
         let waits = volume.is_some_and(|volume| !is_deleting(volume));
         let goes_now = self
             .pods()
@@ -308,15 +307,15 @@ impl<'a> MoverSide<'a> {
     }
 
     /// Never while it is attached and csi-attacher has no finalizer on it: csi-attacher needs the PV to
-    /// detach it. Before the drain has ended, never while it is attached: the user's PV has the same handle, so that
-    /// an attachment of both may name this PV. If the move rolls back, pods keep that attachment, and the next mover
-    /// would wait for the end of a deletion that waits for those pods.
+    /// detach it. Never before the move ends: the user's PV has the same handle, so that an attachment of both may
+    /// name this PV. If the move rolls back, pods keep that attachment, and the next mover would wait for the end of a
+    /// deletion that waits for those pods.
     pub(super) fn volume_may_go(&self, until: Until) -> bool {
         let held =
             |volume: &PersistentVolume| volume.finalizers().iter().any(|one| one.starts_with(ATTACHER));
-        let may_go = |volume: &PersistentVolume| !self.is_attached || until == Until::End && held(volume);
         let volume = self.volume.as_ref().filter(|volume| !is_deleting(*volume));
-        self.claim.is_none() && volume.is_some_and(may_go)
+        let is_over = until == Until::End && self.claim.is_none();
+        is_over && volume.is_some_and(|volume| !self.is_attached || held(volume))
     }
 
     /// Whether the PV still names the claim of an earlier mover, so that no other claim can be bound. The PV
@@ -339,6 +338,12 @@ impl<'a> MoverSide<'a> {
             || self.volume.as_ref().is_some_and(is_deleting)
     }
 
+    /// Whether another client deletes the PV. It is not attached any more then, and exists until pod and claim are
+    /// deleted.
+    pub(super) fn loses_volume(&self) -> bool {
+        self.volume.as_ref().is_some_and(is_deleting) && self.presence(Until::Again) == Helpers::Incomplete
+    }
+
     /// Whether a pod will be deleted because its `ShadowPod` was.
     fn is_orphaned(&self, pod: &Pod) -> bool {
         let is_of = |shadow: &ShadowPod| shadow.uid().as_deref() == shadow_uid(pod);
@@ -352,6 +357,9 @@ impl<'a> MoverSide<'a> {
         of: &MoveRequest,
         target: Option<IpAddr>,
     ) -> Result<Live<Helpers>, GateError> {
+        if self.loses_volume() {
+            return Ok(Live::Known(Helpers::Incomplete));
+        }
         if self.is_leaving() {
             return Ok(Live::Known(Helpers::Leaving));
         }

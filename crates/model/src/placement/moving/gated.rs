@@ -168,7 +168,7 @@ fn first_gate(of: &MoveFacts, facts: &ClaimFacts, volume: &VirtualVolume, gate: 
                 return back(RollbackTo::Copying, RollbackReason::InUse(running));
             }
         }
-        // Pods whose eviction fails are not gated: the gate would have no effect, and a restarted kubelet
+        // While an eviction fails, the volume is not gated: the gate would have no effect, and a restarted kubelet
         // would unmount the volume of a running pod.
         Quiesce::Evict if !users.started().is_empty() => {
             return ClaimDecision::Do(ClaimStep::Evict(users.not_terminating()));

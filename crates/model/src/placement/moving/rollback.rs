@@ -24,7 +24,7 @@ pub(super) fn step(
     keeps_copy: bool,
     facts: &ClaimFacts,
 ) -> Option<ClaimDecision> {
-    let reopened = gate.and_then(|gate| reopened(by, gate, facts));
+    let reopened = gate.and_then(|gate| reopened(by, gate, to, facts));
     let cleaned_up = || match to {
         RollbackTo::Copying => None,
         RollbackTo::Start => cleaned_up(by, overdue, keeps_copy, facts),
@@ -38,12 +38,12 @@ pub(super) fn step(
         .or_else(marked)
 }
 
-fn reopened(by: &MoveUid, gate: GateNumber, facts: &ClaimFacts) -> Option<ClaimDecision> {
+fn reopened(by: &MoveUid, gate: GateNumber, to: RollbackTo, facts: &ClaimFacts) -> Option<ClaimDecision> {
     // As long as the twin is marked, no other loop changes the PV there.
     opened_there(by, gate, facts)
         .or_else(|| source_unmarked(by, gate, facts))
         .or_else(|| match &facts.volume {
-            VolumeNow::Exists(volume) => ungate(by, gate, facts, volume),
+            VolumeNow::Exists(volume) => ungate(by, gate, to, facts, volume),
             VolumeNow::Absent => recreate_pv(by, gate, facts),
         })
 }
@@ -61,7 +61,9 @@ pub(super) fn opened_there(by: &MoveUid, gate: GateNumber, facts: &ClaimFacts) -
     };
     let is_same = remote.twin_uid == note.claim_uid;
     let opened = || match (&remote.twin, &volume.held_by) {
-        (ClaimNow::Exists { deleting: false, .. }, _) if is_same => restore_gated(note, &there, &volume),
+        (ClaimNow::Exists { deleting: false, .. }, _) if is_same => {
+            restore_gated(note, RollbackTo::Start, &there, &volume)
+        }
         (_, HeldBy::Move) => Some(restore_claim_ref(note, &volume)),
         (_, HeldBy::Claim) => Some(retained_there(note, &volume)),
         (_, HeldBy::Other(_)) => None,
@@ -95,7 +97,7 @@ fn gate_there_refused(by: &MoveUid, gate: GateNumber, facts: &ClaimFacts) -> Opt
         return None;
     }
     let there = facts.seen_there(remote);
-    let refused = || ungate(by, gate, &there, &remote.volume).map(ClaimDecision::there);
+    let refused = || ungate(by, gate, RollbackTo::Start, &there, &remote.volume).map(ClaimDecision::there);
     mover_claim_removed(facts).or_else(refused)
 }
 
@@ -134,6 +136,7 @@ fn source_unmarked(by: &MoveUid, gate: GateNumber, facts: &ClaimFacts) -> Option
 fn ungate(
     by: &MoveUid,
     gate: GateNumber,
+    to: RollbackTo,
     facts: &ClaimFacts,
     volume: &VirtualVolume,
 ) -> Option<ClaimDecision> {
@@ -147,7 +150,7 @@ fn ungate(
     }
     match &volume.mark {
         Some(VolumeMark::Gated(note)) if note.by == *by => {
-            (note.gate <= gate).then(|| restore_gated(note, facts, volume))?
+            (note.gate <= gate).then(|| restore_gated(note, to, facts, volume))?
         }
         // The next move has gated it already.
         Some(VolumeMark::Gated(_)) => None,
@@ -163,15 +166,21 @@ fn ungate(
 }
 
 /// Restores the claim in a gated PV. If the claim does not exist, the PV stays retained.
-fn restore_gated(note: &GateNote, facts: &ClaimFacts, volume: &VirtualVolume) -> Option<ClaimDecision> {
+fn restore_gated(
+    note: &GateNote,
+    to: RollbackTo,
+    facts: &ClaimFacts,
+    volume: &VirtualVolume,
+) -> Option<ClaimDecision> {
     let ClaimNow::Exists { .. } = &facts.claim else {
         return None;
     };
     match &volume.held_by {
         HeldBy::Other(who) => Some(ClaimDecision::Await(Waiting::VolumeTaken(who.clone()))),
-        _ if volume.deleting && is_held_by_mover(facts, volume) => {
-            Some(ClaimDecision::Do(ClaimStep::RemoveHelpers(Side::Source)))
-        }
+        _ if volume.deleting && is_held_by_mover(facts, volume) => Some(ClaimDecision::Do(match to {
+            RollbackTo::Copying => ClaimStep::PauseSource,
+            RollbackTo::Start => ClaimStep::RemoveHelpers(Side::Source),
+        })),
         // Before the claim is restored: pods that came back would keep the volume attached.
         _ if volume.deleting => Some(release_deleted_pv(volume)),
         HeldBy::Move => Some(restore_claim_ref(note, volume)),

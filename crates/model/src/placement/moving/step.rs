@@ -46,7 +46,7 @@ pub enum ClaimStep {
     MakeHelpers(Side),
     /// Delete them.
     RemoveHelpers(Side),
-    /// Delete the mover of the source, which is created again after the drain. Its PV stays while it is attached.
+    /// Delete the mover of the source, which is created again in this move. Its PV stays.
     PauseSource,
     /// Order a pass from the movers. They reject a pass for an earlier gate than the highest they know.
     StartPass(Pass),

@@ -149,18 +149,32 @@ async fn a_node_uses_a_volume_until_it_is_unmounted_and_detached() {
 #[tokio::test]
 async fn a_mover_does_not_count_as_a_user_of_the_volume() {
     let world = World::new().await;
-    world.api.put(
-        &format!("{VOLUMES}/temporary"),
-        json!({"metadata": {"labels": {mark::MOVE: MOVE}}, "spec": {}}),
-    );
+    for (name, handle) in [
+        ("move-source", world.moved.source.id.to_string()),
+        ("move-target", world.moved.target.id.to_string()),
+    ] {
+        world.api.put(
+            &format!("{VOLUMES}/{name}"),
+            json!({
+                "metadata": {"labels": {mark::MOVE: MOVE}},
+                "spec": {"csi": {"driver": "storage.liqo.io", "volumeHandle": handle}},
+            }),
+        );
+    }
     node(&world.api, "n1", true, &in_use(), &json!([]));
-    attach(&world.api, "mover", "n1", "temporary");
-    attach(&world.api, "nested", "n1", "real-1");
+    node(&world.api, "n2", true, "", &json!([]));
+    attach(&world.api, "mover", "n1", "move-source");
+    attach(&world.api, "target", "n2", "move-target");
     let seen = users(&world).await;
     assert!(seen.nodes.is_empty());
     assert!(seen.left().is_empty());
     // But the drain also waits until the volume has left the mover's node.
     assert_eq!(seen.left_with_movers(), ["node n1 (mounted and attached)"]);
+    node(&world.api, "n1", true, "", &json!([]));
+    assert_eq!(users(&world).await.left_with_movers(), ["node n1 (attached)"]);
+    node(&world.api, "n1", true, &in_use(), &json!([]));
+    attach(&world.api, "nested", "n1", "real-1");
+    assert!(users(&world).await.left().is_empty());
     attach(&world.api, "user", "n1", &name());
     assert_eq!(users(&world).await.left(), ["node n1 (mounted and attached)"]);
 }

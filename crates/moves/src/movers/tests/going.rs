@@ -280,6 +280,36 @@ async fn a_move_that_rolls_back_from_the_drain_uses_its_attached_pv_again() {
     assert!(!world.api.object(&at).unwrap()["metadata"]["deletionTimestamp"].is_null());
 }
 
+#[tokio::test]
+async fn a_mover_whose_pv_others_delete_is_replaced() {
+    let world = World::new(Way::Out).await;
+    world.prepare().await;
+    let volume = only(&world.api, VOLUMES)["metadata"]["name"].clone();
+    let at = format!("{VOLUMES}/{}", volume.as_str().unwrap());
+    world.api.change(&at, |volume| {
+        volume["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+        volume["metadata"]["finalizers"] = json!(["kubernetes.io/pv-protection"]);
+    });
+    let first = world.source_pod()["metadata"]["uid"].clone();
+    assert_eq!(
+        world.look(&PREPARING).await.source,
+        Live::Known(Helpers::Incomplete)
+    );
+    world.step(ClaimStep::MakeHelpers(Side::Source)).await.unwrap();
+    assert!(
+        world
+            .api
+            .store()
+            .below(&format!("{OURS}/persistentvolumeclaims/move-source"))
+            .is_empty()
+    );
+    assert_eq!(world.look(&PREPARING).await.source, Live::Known(Helpers::Leaving));
+    world.api.remove(&at);
+    world.prepare().await;
+    assert_eq!(world.look(&PREPARING).await.source, ready());
+    assert_ne!(world.source_pod()["metadata"]["uid"], first);
+}
+
 /// csi-attacher finds the PV of an attachment by its name, and kube-controller-manager keeps an attachment while a
 /// pod on the node uses the handle: a new PV with that handle would get the real volume of the earlier one.
 #[tokio::test]

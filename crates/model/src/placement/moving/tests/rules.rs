@@ -172,6 +172,11 @@ fn rule_2_a_deleted_pv_is_not_gated_and_is_recreated_by_a_rollback() {
         ClaimDecision::Do(ClaimStep::RemoveHelpers(Side::Source)),
         "to Kubernetes the mover has the same volume"
     );
+    assert_eq!(
+        step(&of(back(RollbackTo::Copying)), &attached),
+        ClaimDecision::Do(ClaimStep::PauseSource),
+        "the move needs it again"
+    );
     for left in [Helpers::Leaving, Helpers::Absent] {
         let attached = attached
             .clone()
