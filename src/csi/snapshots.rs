@@ -7,7 +7,7 @@ use super::{parse::required, status::Coded};
 use crate::{
     cluster::Cluster,
     fleet::Registry,
-    twin::{self, CutSnapshot, SnapshotFilter, SnapshotRequest},
+    twin::{self, SnapshotFilter, SnapshotRequest, TakenSnapshot},
     volume::{ContentSource, SnapshotId, SnapshotIdError, SnapshotKey, SnapshotParameters, VolumeId},
     wire::csi::{self as wire, volume_content_source::Type as Source},
 };
@@ -113,7 +113,7 @@ async fn asked_for(
     home: &Cluster,
     registry: &Registry,
     request: &wire::ListSnapshotsRequest,
-) -> Result<Vec<CutSnapshot>, Status> {
+) -> Result<Vec<TakenSnapshot>, Status> {
     let source = request.source_volume_id.as_str();
     if request.snapshot_id.is_empty() {
         let filter = match source {
@@ -134,7 +134,7 @@ async fn asked_for(
     Ok(found.into_iter().collect())
 }
 
-pub(super) fn answer(snapshot: CutSnapshot) -> wire::Snapshot {
+pub(super) fn answer(snapshot: TakenSnapshot) -> wire::Snapshot {
     let (seconds, nanos) = snapshot.cut_at;
     wire::Snapshot {
         size_bytes: i64::try_from(snapshot.bytes).unwrap_or(i64::MAX),

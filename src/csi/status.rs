@@ -60,7 +60,7 @@ impl Coded for SpecError {
             | Self::UnknownAccessMode(_)
             | Self::UnknownParameter(_)
             | Self::UnknownAttribute(_)
-            | Self::HalfAClaim { .. }
+            | Self::IncompleteClaimName { .. }
             | Self::UnknownBindingPolicy(_)
             | Self::UnknownRestoreTopology(_)
             | Self::NotRemotely { .. }

@@ -134,7 +134,7 @@ impl<'a> ClaimGates<'a> {
         let is_remote = |name: &str| clusters.get(name).is_some() || is_node(name);
         match gate_step(&ties, is_remote_only(&json!(pod.spec), is_remote)) {
             GateStep::Open => {}
-            GateStep::HoldHome => spec["affinity"] = home_affinity(&pod),
+            GateStep::RequireHome => spec["affinity"] = home_affinity(&pod),
             GateStep::Wait(why) => {
                 let mut reports = self.reports.lock().await;
                 reports

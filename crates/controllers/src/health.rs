@@ -209,8 +209,8 @@ impl<'a> Health<'a> {
             let recovery = self.recovery(site, volume, volume_status.twin.as_deref());
             match Box::pin(recovery.retain_unread(&error)).await {
                 Ok(Rescue::Kept { real, .. }) => format!(
-                    ". Its PersistentVolume {real} there is retained until they are, so its data is kept whatever happens to \
-                     the twin"
+                    ". Its PersistentVolume {real} there is retained until they are restored, so its data is kept whatever \
+                     happens to the twin"
                 ),
                 Ok(Rescue::FalseAlarm) => String::new(),
                 Ok(other) => format!(". {}", data_state(site, volume, &other)),

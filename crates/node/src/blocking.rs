@@ -14,7 +14,7 @@ pub enum Stuck {
     Slow { what: String, limit: Duration },
     /// The work panicked, or the process is terminating.
     #[error("{what} was aborted")]
-    BrokenOff { what: String },
+    Aborted { what: String },
 }
 
 impl Guard {
@@ -35,7 +35,7 @@ impl Guard {
         });
         match time::timeout(limit, running).await {
             Ok(Ok(result)) => Ok(result),
-            Ok(Err(_)) => Err(Stuck::BrokenOff { what: what.into() }),
+            Ok(Err(_)) => Err(Stuck::Aborted { what: what.into() }),
             Err(_) => Err(Stuck::Slow {
                 what: what.into(),
                 limit,
@@ -79,7 +79,7 @@ mod tests {
         let broken = guard
             .block("failing", Duration::from_secs(30), || panic!("on purpose"))
             .await;
-        assert!(matches!(broken, Err(Stuck::BrokenOff { .. })));
+        assert!(matches!(broken, Err(Stuck::Aborted { .. })));
         drop(guard);
         assert!(all.enter("a").is_ok());
     }

@@ -72,7 +72,7 @@ pub async fn undo_import(context: &Context<'_>, name: &ClaimName) -> Result<(), 
             UndoStep::Restore => {
                 if Box::pin(restore(context, &observed)).await? {
                     restored = true;
-                    // From now on its user may delete the PV.
+                    // From now on a deletion of the PV is no error.
                     reads = Observer::default();
                 }
                 waiter

@@ -78,9 +78,9 @@ pub use self::{
     refusals::Refusals,
     site::Site,
     snapshot::{
-        CutError, CutSnapshot, SnapshotDeleteError, SnapshotFilter, SnapshotHealth, SnapshotReadError,
-        SnapshotRequest, SnapshotSiteError, check_snapshot, create_snapshot, delete_snapshot, find_snapshot,
-        list_snapshots, living_twins, source_affinity,
+        SnapshotCreateError, SnapshotDeleteError, SnapshotFilter, SnapshotHealth, SnapshotReadError,
+        SnapshotRequest, SnapshotSiteError, TakenSnapshot, check_snapshot, create_snapshot, delete_snapshot,
+        find_snapshot, list_snapshots, living_twins, source_affinity,
     },
     withdraw::withdraw,
 };

@@ -26,7 +26,7 @@ status:
   claims: [{name: data, passes: 7, bytes: {done: 1, total: 1, sent: 42}}]
   conditions:
   - {type: Drained, status: "True", reason: Unused, message: "", lastTransitionTime: "2026-11-28T07:00:12Z"}
-  - {type: Stalled, status: "False", reason: GoesOn, message: the move continues, lastTransitionTime: "2026-11-28T07:00:12Z"}
+  - {type: Stalled, status: "False", reason: Progressing, message: the move continues, lastTransitionTime: "2026-11-28T07:00:12Z"}
 `
 	object := &unstructured.Unstructured{}
 	json, err := yaml.YAMLToJSON([]byte(text))

@@ -305,7 +305,7 @@ mod tests {
             .unwrap()
             .to_owned();
         let kept = format!(
-            "the claim shop/data-0: the place of its new twin is taken: {}",
+            "the claim shop/data-0: the name of its new twin is taken: {}",
             kept_source(&uid)
         );
         let undo = async |delete, findings: &[String]| {

@@ -73,7 +73,7 @@ fn volume_code(error: &VolumeError) -> Code {
     match error {
         VolumeError::Busy(_) => Code::Aborted,
         VolumeError::Stuck(Stuck::Slow { .. }) => Code::DeadlineExceeded,
-        VolumeError::Stuck(Stuck::BrokenOff { .. }) => Code::Unavailable,
+        VolumeError::Stuck(Stuck::Aborted { .. }) => Code::Unavailable,
         VolumeError::State(it) => state(it),
         VolumeError::Driver(it) => driver(it),
         VolumeError::Direct(it) => direct(it),
@@ -183,7 +183,7 @@ mod tests {
         vec![
             (in_flight.enter("v").unwrap_err().into(), Code::Aborted),
             (Stuck::Slow { what, limit }.into(), Code::DeadlineExceeded),
-            (Stuck::BrokenOff { what: text() }.into(), Code::Unavailable),
+            (Stuck::Aborted { what: text() }.into(), Code::Unavailable),
             (unwritten.into(), Code::Internal),
             (corrupt.into(), Code::Internal),
             (foreign.into(), Code::Internal),

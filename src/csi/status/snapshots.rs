@@ -8,7 +8,7 @@ use tonic::Code;
 use super::Coded;
 use crate::{
     placement::{SnapshotRefusal, SourceRefusal},
-    twin::{CutError, SnapshotDeleteError, SnapshotReadError, SnapshotSiteError},
+    twin::{SnapshotCreateError, SnapshotDeleteError, SnapshotReadError, SnapshotSiteError},
     volume::{SnapshotIdError, SnapshotSpecError},
 };
 
@@ -30,7 +30,7 @@ impl Coded for SnapshotSpecError {
     }
 }
 
-impl Coded for CutError {
+impl Coded for SnapshotCreateError {
     fn code(&self) -> Code {
         match self {
             Self::NoVolume(_) | Self::NoRecord(_) => Code::NotFound,
@@ -117,7 +117,7 @@ mod tests {
     }
 
     fn refused(refusal: SnapshotRefusal) -> Code {
-        code(CutError::Refused {
+        code(SnapshotCreateError::Refused {
             twin: "liqo-storage/x".into(),
             cluster: "home".into(),
             refusal,
@@ -133,7 +133,7 @@ mod tests {
             cluster: "home".parse().unwrap(),
             several: false,
         };
-        let still_cutting = CutError::StillWaiting {
+        let still_cutting = SnapshotCreateError::StillWaiting {
             twin: text(),
             cluster: text(),
             awaited: "cut",
@@ -166,14 +166,26 @@ mod tests {
             (SnapshotIdError::UnknownVersion(text()).code(), Code::Unavailable),
             (SnapshotSpecError::Unknown(text()).code(), Code::InvalidArgument),
             (SnapshotSpecError::Empty("x").code(), Code::InvalidArgument),
-            (code(CutError::NoVolume(text())), Code::NotFound),
-            (code(CutError::NoRecord(text())), Code::NotFound),
-            (code(CutError::Unsuitable(text())), Code::FailedPrecondition),
-            (code(CutError::Class(no_default)), Code::FailedPrecondition),
-            (code(CutError::NotInstalled(text())), Code::FailedPrecondition),
-            (code(CutError::NotAccepted(api())), Code::FailedPrecondition),
-            (code(CutError::Unreachable(text())), Code::Unavailable),
-            (code(CutError::Api(api())), Code::Unavailable),
+            (code(SnapshotCreateError::NoVolume(text())), Code::NotFound),
+            (code(SnapshotCreateError::NoRecord(text())), Code::NotFound),
+            (
+                code(SnapshotCreateError::Unsuitable(text())),
+                Code::FailedPrecondition,
+            ),
+            (
+                code(SnapshotCreateError::Class(no_default)),
+                Code::FailedPrecondition,
+            ),
+            (
+                code(SnapshotCreateError::NotInstalled(text())),
+                Code::FailedPrecondition,
+            ),
+            (
+                code(SnapshotCreateError::NotAccepted(api())),
+                Code::FailedPrecondition,
+            ),
+            (code(SnapshotCreateError::Unreachable(text())), Code::Unavailable),
+            (code(SnapshotCreateError::Api(api())), Code::Unavailable),
             (code(still_cutting), Code::DeadlineExceeded),
             (refused(SnapshotRefusal::OtherSource), Code::AlreadyExists),
             (

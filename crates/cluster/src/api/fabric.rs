@@ -66,7 +66,7 @@ pub struct Fabric {
     #[serde(default)]
     pub pod_security: PodSecurity,
 
-    /// Which namespaces may be offloaded.
+    /// Which mapping strategies the cluster admits.
     #[serde(default)]
     pub offload: OffloadRules,
 }
@@ -300,7 +300,7 @@ impl PodSecurity {
     }
 }
 
-/// Which namespaces may be offloaded.
+/// Which mapping strategies the cluster admits.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OffloadRules {
     /// Allowed naming strategies; all, if none is listed.

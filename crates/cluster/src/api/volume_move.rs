@@ -101,7 +101,7 @@ pub struct VolumeMoveSpec {
 
     /// Accepted losses. The move is refused if the volumes have snapshots and Snapshots is not accepted.
     /// If it detects other losses, or snapshots later, it waits until they are added here, or until what
-    /// would be lost is removed. It does not detect attributes of the namespace trusted, which are lost:
+    /// would be lost is removed. It does not detect extended attributes trusted.*, which are lost:
     /// do not move volumes with directories of overlayfs (as container engines have them) or gluster.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 4))]
@@ -280,7 +280,7 @@ pub enum Route {
 }
 
 /// Printed for every move, because the driver cannot detect it.
-pub const UNSEEN: &str = "attributes of the namespace trusted are neither seen nor carried over: do not move volumes with \
+pub const UNSEEN: &str = "extended attributes trusted.* are neither detected nor copied: do not move volumes with \
                           directories of overlayfs (as container engines have them) or gluster";
 
 /// The finding of the preflight about a twin that the `VolumeMove` with this uid keeps. `liqo-csi move undo` looks for it.
@@ -292,8 +292,8 @@ pub fn kept_source(by: &str) -> String {
     )
 }
 
-/// What a move may lose. ExtendedAttributes: those of the namespace security, except
-/// security.capability, which is copied. Attributes of the namespace trusted are always lost: a
+/// What a move may lose. ExtendedAttributes: security.*, except
+/// security.capability, which is copied. Extended attributes trusted.* are always lost: a
 /// move does not see them. InodeFlags: flags of files and directories, as those of chattr, also
 /// those of directories with a project quota. Snapshots: those of the volume stay with its source,
 /// and are deleted with it. LiveWrites: what pods of a remote cluster write to a source there during

@@ -287,7 +287,11 @@ where
                 _ => return Ok(found),
             }
         }
-        Err(self.error("list", "", Cause::Malformed("the list does not end".to_owned())))
+        Err(self.error(
+            "list",
+            "",
+            Cause::Malformed("the list has too many objects".to_owned()),
+        ))
     }
 
     /// Creates the object; `None` if the name is taken, possibly by an earlier attempt whose answer was

@@ -48,7 +48,7 @@ pub fn node(metadata: ObjectMeta, annotations: &[&str]) -> Node {
 /// ever considers such a PV unbound, it makes the PV available to any claim.
 pub const BOUND_BY_CONTROLLER: &str = "pv.kubernetes.io/bound-by-controller";
 
-/// Taint by which an administrator says that nothing runs on a node any more (KEP 2268).
+/// Taint by which an administrator declares that nothing runs on a node any more (KEP 2268).
 pub const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 
 /// Whether the kubelet of a node reports that it is ready.

@@ -75,7 +75,9 @@ pub(super) fn misplaced(site: &Site, volume: &VirtualVolume) -> Option<String> {
         Err(unmapped) => is_rebound && unmapped.why.is_none(),
     };
     let way_out = if is_elsewhere {
-        format!("pods of the namespace {own} do not run in its namespace: offload {own} there as {there}")
+        format!(
+            "pods of the namespace {own} do not run in the twin's namespace: offload {own} there as {there}"
+        )
     } else if finds_by_name && site.name() != claim.name {
         let name = site.name();
         format!(
@@ -141,7 +143,7 @@ pub(super) fn data_state(site: &Site, volume: &VirtualVolume, rescue: &Rescue) -
             data_of(site, &volume.volume)
         ),
         Rescue::Occupied(foreign) => format!(
-            "Its place is taken by an object that is not its twin ({foreign}); once that is deleted, the twin is \
+            "Its name is taken by an object that is not its twin ({foreign}); once that is deleted, the twin is \
              created again if its data was retained"
         ),
         Rescue::MovedOn(epoch) => format!(

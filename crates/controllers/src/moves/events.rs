@@ -125,7 +125,7 @@ fn stage_event(of: &VolumeMove, stage: Option<StageName>) -> Option<MoveEvent> {
                 "the move is rolling back to the source: {:?}{details}",
                 cause.reason
             );
-            (weight, "MoveReturns", note)
+            (weight, "MoveRollingBack", note)
         }
         StageName::Recovering => {
             let lost = &of.status.as_ref()?.lossy;

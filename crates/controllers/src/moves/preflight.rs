@@ -174,16 +174,16 @@ fn object_findings(planned: &PlannedClaim, request: &MoveRequest, objects: Claim
             mark: Some(SourceMark::Superseded { epoch, .. }),
             ..
         }) => find(format!(
-            "its data has moved to epoch {epoch}: the cluster was restored from an older backup"
+            "its data has moved to epoch {epoch}: its PersistentVolume is from before that move, for example from a backup"
         )),
         Live::Known(SourceTwin::Exists { .. }) => {}
     }
     match objects.target {
-        Live::Unknown(why) => find(format!("it cannot be read whether its new twin exists: {why}")),
+        Live::Unknown(why) => find(format!("it is not known whether its new twin exists: {why}")),
         Live::Known(TargetTwin::Gone) => {
             find("the cluster of the target is not declared any more".to_owned());
         }
-        Live::Known(TargetTwin::Foreign(what)) => find(format!("the place of its new twin is taken: {what}")),
+        Live::Known(TargetTwin::Foreign(what)) => find(format!("the name of its new twin is taken: {what}")),
         Live::Known(TargetTwin::Exists { .. } | TargetTwin::TakesName(_) | TargetTwin::Superseded) => {
             find("a twin of its next epoch exists already, which another move has left".to_owned());
         }

@@ -127,7 +127,7 @@ fn reads_all(status: &VolumeMoveStatus, name: &str, on: &ReadsOn) -> Option<Stri
     }
     let before = claim.mover_node.as_ref().filter(|before| *before != node)?;
     Some(format!(
-        "the claim {name} is read on the node {node}, and was on {before}: all of it is read once more"
+        "the claim {name} is now read on the node {node} instead of {before}: all of it is read once more"
     ))
 }
 

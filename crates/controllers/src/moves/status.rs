@@ -116,19 +116,19 @@ fn too_often(spec: &VolumeMoveSpec, overruns: &Overruns) -> String {
     let by_hand = if spec.cutover.requested {
         "pause and resume the move"
     } else {
-        "order it with liqo-csi move cutover"
+        "request it with liqo-csi move cutover"
     };
     if overruns.reason == BackReason::DrainDeadlineExceeded {
         let deadline = &spec.quiesce.deadline;
         return format!(
-            "{count} times the pods have not terminated within spec.quiesce.deadline ({deadline}), and got their volumes back: the \
+            "the pods did not terminate within spec.quiesce.deadline ({deadline}) {count} times, and can use their volumes again: the \
              cut-over is not tried again on its own. Stop the pods, and {by_hand}"
         );
     }
     let most = &spec.cutover.max_downtime;
     format!(
-        "{count} times the last pass and the comparison took longer than spec.cutover.maxDowntime ({most}), and the pods got \
-         their volumes back: the cut-over is not tried again on its own. Raise spec.cutover.maxDowntime, or {by_hand}"
+        "{count} times the last pass and the comparison took longer than spec.cutover.maxDowntime ({most}), and the pods can \
+         use their volumes again: the cut-over is not tried again on its own. Raise spec.cutover.maxDowntime, or {by_hand}"
     )
 }
 
@@ -154,8 +154,8 @@ pub(super) fn waiting(
             let why = too_often(&of.spec, overruns);
             next.set_condition(Condition::Stalled, true, "CutoverOverruns", &why);
         }
-        (None, Some(why)) => next.set_condition(Condition::Stalled, true, "NothingHappens", why),
-        (None, None) => next.clear_condition(Condition::Stalled, "GoesOn", "the move continues"),
+        (None, Some(why)) => next.set_condition(Condition::Stalled, true, "NoProgress", why),
+        (None, None) => next.clear_condition(Condition::Stalled, "Progressing", "the move continues"),
     }
     let status = &mut next.status;
     let keeps_source = !(stage.is_recovered() || *stage == Stage::Ended(Outcome::Done));
@@ -328,7 +328,7 @@ impl NextStatus {
     }
 
     fn conditions(&mut self, after: &Stage) {
-        self.clear_condition(Condition::Stalled, "GoesOn", "the move continues");
+        self.clear_condition(Condition::Stalled, "Progressing", "the move continues");
         match after {
             Stage::Gating(gate) => {
                 self.converged();

@@ -156,7 +156,7 @@ impl<'a> Statuses<'a> {
     /// Emits an event on a `NamespaceOffloading` if a policy or webhook of this cluster refuses or fails a write for it: the
     /// status may not exist yet.
     async fn report_refused(&self, object: &NamespaceOffloading, error: &ApiError) {
-        let note = refused::note("what the namespace needs next", error);
+        let note = refused::note("an object that this namespace needs", error);
         let about = object.object_ref(&());
         self.events.warn_object(about, WRITE_REFUSED, &note).await;
     }

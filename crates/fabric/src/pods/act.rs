@@ -346,7 +346,7 @@ impl Writer<'_> {
                 .is_none_or(Vec::is_empty);
             let way_out = if is_gated { None } else { self.way_out(home).await? };
             let way_out = way_out.map_or_else(|| ": ".to_owned(), |it| format!(". {it}. The reason there: "));
-            let note = format!("no node of the cluster {cluster} takes it{way_out}{why}");
+            let note = format!("it cannot be scheduled in the cluster {cluster}{way_out}{why}");
             self.warn_once(home, UNSCHEDULABLE, &note).await;
         }
         Ok(None)

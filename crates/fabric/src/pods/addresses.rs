@@ -106,7 +106,7 @@ impl Pods<'_> {
     pub(super) async fn report_refused(&self, home: &RawPod, error: &ApiError) {
         let why = short(&error.to_string());
         if self.is_new(home, &why) {
-            let note = refused::note("what the pod needs next", &why);
+            let note = refused::note("an object that this pod needs", &why);
             self.events
                 .warn_object(reference(home), WRITE_REFUSED, &note)
                 .await;

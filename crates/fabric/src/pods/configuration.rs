@@ -245,7 +245,7 @@ impl Pods<'_> {
                  namespaceMappingStrategy EnforceSameName, or keep the pod on nodes of this cluster",
                 naming.join(", ")
             );
-            ("NameOfHomeNamespace", note)
+            ("HomeNamespaceName", note)
         });
         let taken = (!taken.is_empty()).then(|| {
             let note = format!(

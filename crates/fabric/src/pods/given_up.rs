@@ -343,7 +343,7 @@ impl Writer<'_> {
         if unless_conflict(deleted.map(Some))?.is_none() {
             return Ok(());
         }
-        let what = "has no node that takes it, and its pod there was deleted before it started";
+        let what = "cannot schedule it, and its pod there was deleted before it started";
         self.report_given_up(home, what, why).await;
         Ok(())
     }

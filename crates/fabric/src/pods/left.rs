@@ -88,8 +88,8 @@ impl Pods<'_> {
             return;
         };
         let note = format!(
-            "the cluster {} has namespaces that this fabric created and that no NamespaceOffloading names any more, as after \
-             out-of-service or a restored backup: {}. Their pods without a pod here are deleted, the rest stays: \
+            "the cluster {} has namespaces that this fabric created and that no NamespaceOffloading names any more, for example after \
+             the taint out-of-service or a restored backup: {}. Their pods without a pod here are deleted, the rest stays: \
              offload their namespaces again under these names, or delete them there if the data of their claims is not needed",
             self.cluster,
             first_names(&left, MOST_NAMED)

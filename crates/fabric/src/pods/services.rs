@@ -242,7 +242,7 @@ impl Pods<'_> {
             )
         } else {
             (
-                "those that are ready are endpoints of this cluster alone, from which there are no routes",
+                "all its ready endpoints are in this cluster, to which there are no routes",
                 "Run its pods in that cluster, too",
             )
         };
@@ -308,14 +308,14 @@ impl Pods<'_> {
         }
         let list = |all: BTreeSet<String>| all.into_iter().collect::<Vec<_>>().join(", ");
         let note = format!(
-            "{} has the address of these Services in this cluster: {}. In the cluster {} it leads to nothing or to others: use \
+            "{} has the address of these Services in this cluster: {}. In the cluster {} no Service has it, or another one: use \
              the names of the Services, or keep the pod on nodes of this cluster",
             list(fields),
             list(named),
             self.cluster
         );
         self.events
-            .warn_object(reference(home), "NameOfHomeNamespace", &note)
+            .warn_object(reference(home), "HomeNamespaceName", &note)
             .await;
     }
 

@@ -796,7 +796,7 @@ async fn fields_with_another_meaning_there_are_reported_despite_crashes() {
         world.crash_after(writes, World::is_running).await;
         world.run_until(World::is_running).await;
         let events = world.home.store().below(EVENTS);
-        let is_reported = events.iter().any(|it| it["reason"] == "NameserversOfHome");
+        let is_reported = events.iter().any(|it| it["reason"] == "HomeNameservers");
         assert!(is_reported, "crashed after {writes} writes");
     }
 }
@@ -866,8 +866,8 @@ async fn fields_with_another_meaning_there_are_reported_once_and_the_pod_runs() 
     let mut reasons: Vec<_> = events.iter().filter_map(|it| it["reason"].as_str()).collect();
     reasons.sort_unstable();
     let wanted = [
-        "NameOfHomeNamespace",
-        "NameserversOfHome",
+        "HomeNamespaceName",
+        "HomeNameservers",
         "NodeSelectorIgnored",
         "PodAffinityIgnored",
     ];
@@ -935,5 +935,5 @@ async fn what_all_replicas_have_is_reported_once_for_each_owner() {
     ] {
         assert_eq!(count(reason), 4 * notes, "{reason}");
     }
-    assert_eq!(count("NameserversOfHome"), 5, "it may stop each of them");
+    assert_eq!(count("HomeNameservers"), 5, "it may stop each of them");
 }

@@ -41,7 +41,7 @@ pub enum GateStep {
     /// Remove the gate: the pod may run on any node.
     Open,
     /// The pod may run in the home cluster only.
-    HoldHome,
+    RequireHome,
     /// The pod waits, for this reason.
     Wait(String),
 }
@@ -62,7 +62,7 @@ pub fn gate_step(ties: &[Tie], remote_only: bool) -> GateStep {
                  this name, annotate the claim or its class with {IN_BOTH_CLUSTERS}: \"true\""
             ));
         }
-        Some(_) => return GateStep::HoldHome,
+        Some(_) => return GateStep::RequireHome,
         None => {}
     }
     let unknown = ties.iter().find_map(|tie| match tie {
@@ -135,12 +135,12 @@ mod tests {
         for (ties, step) in [
             (vec![], GateStep::Open),
             (vec![Tie::Ours, Tie::Both], GateStep::Open),
-            (vec![Tie::Ours, home()], GateStep::HoldHome),
-            (vec![unknown(), home()], GateStep::HoldHome),
+            (vec![Tie::Ours, home()], GateStep::RequireHome),
+            (vec![unknown(), home()], GateStep::RequireHome),
             (vec![Tie::Ours, unknown()], wait()),
         ] {
             assert_eq!(gate_step(&ties, false), step, "{ties:?}");
-            let is_held = step == GateStep::HoldHome;
+            let is_held = step == GateStep::RequireHome;
             match gate_step(&ties, true) {
                 GateStep::Wait(why) if is_held => {
                     assert!(why.contains("the volume of the claim shop/db is in"), "{why}");

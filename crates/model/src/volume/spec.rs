@@ -41,7 +41,7 @@ pub enum SpecError {
     UnknownAttribute(String),
     /// An incomplete claim name.
     #[error("the request names the claim's {given} without its {missing}")]
-    HalfAClaim {
+    IncompleteClaimName {
         given: &'static str,
         missing: &'static str,
     },
@@ -201,7 +201,7 @@ fn boolean(parameter: &'static str, value: String) -> Result<bool, SpecError> {
 }
 
 fn half(given: &'static str, missing: &'static str) -> SpecError {
-    SpecError::HalfAClaim { given, missing }
+    SpecError::IncompleteClaimName { given, missing }
 }
 
 /// The content source of a volume.
@@ -310,7 +310,7 @@ mod tests {
         );
         assert!(matches!(
             parse(&[("csi.storage.k8s.io/pvc/name", "data")]),
-            Err(SpecError::HalfAClaim {
+            Err(SpecError::IncompleteClaimName {
                 missing: "namespace",
                 ..
             })

@@ -398,8 +398,8 @@ impl OrderSender {
         }
     }
 
-    /// What is moved during a pass, from a directory that was not read yet to one that was, is not found, and what the
-    /// target has of it is deleted. So if there may be writers, the last pass is one that has found no change.
+    /// A file that is renamed during a pass, from a directory that was not read yet into one that was, is not found, and
+    /// its copy at the target is deleted. So if there may be writers, the last pass is one that has found no change.
     async fn last_pass(&self, gate: GateNumber) -> Result<(), String> {
         let (mut found, began) = (0, Instant::now());
         for earlier in 0..LAST_PASSES {

@@ -225,7 +225,7 @@ impl MoverPod<'_> {
         arguments
     }
 
-    /// A device has no room for the journal, which is deleted with the pod.
+    /// A device cannot hold the journal, which is deleted with the pod.
     fn journal(&self) -> Option<Volume> {
         let bytes = self.device.filter(|_| self.side == Side::Target)?;
         let most = JOURNAL_LEAST + bytes / DEVICE_BYTES_PER_JOURNAL_BYTE;

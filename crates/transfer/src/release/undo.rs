@@ -110,7 +110,7 @@ pub async fn undo_release(context: &Context<'_>, name: &ClaimName) -> Result<(),
                         }
                         _ => "the state before the release is restored",
                     });
-                    // From now on its user may delete the PV.
+                    // From now on a deletion of the PV is no error.
                     reads = Observer::default();
                 }
             }

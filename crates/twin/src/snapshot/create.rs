@@ -6,7 +6,7 @@ use kube::ResourceExt;
 use tokio::time::Instant;
 
 use super::{
-    CutError, CutSnapshot, SnapshotRequest,
+    SnapshotCreateError, SnapshotRequest, TakenSnapshot,
     observation::{SnapshotObservation, cut, reported_error},
     record,
     retain::retain_data,
@@ -41,7 +41,7 @@ pub async fn create_snapshot(
     events: &Events,
     request: &SnapshotRequest,
     deadline: Instant,
-) -> Result<CutSnapshot, CutError> {
+) -> Result<TakenSnapshot, SnapshotCreateError> {
     let source = source(home, registry, &request.source).await?;
     let site = SnapshotSite::of_source(&source, request.key.clone());
     loop {
@@ -77,12 +77,12 @@ pub async fn create_snapshot(
 }
 
 /// The site of the volume's twin.
-async fn source(home: &Cluster, registry: &Registry, id: &VolumeId) -> Result<Site, CutError> {
+async fn source(home: &Cluster, registry: &Registry, id: &VolumeId) -> Result<Site, SnapshotCreateError> {
     match site::find_existing(home, registry, id).await {
         Ok(Some(site)) => Ok(site),
-        Ok(None) => Err(CutError::NoVolume(id.to_string())),
-        Err(FindError::NoRecord(why)) => Err(CutError::NoRecord(why)),
-        Err(FindError::Unreachable(error)) => Err(CutError::Unreachable(error.to_string())),
+        Ok(None) => Err(SnapshotCreateError::NoVolume(id.to_string())),
+        Err(FindError::NoRecord(why)) => Err(SnapshotCreateError::NoRecord(why)),
+        Err(FindError::Unreachable(error)) => Err(SnapshotCreateError::Unreachable(error.to_string())),
         Err(FindError::Api(error)) => Err(error.into()),
     }
 }
@@ -95,11 +95,11 @@ struct Source {
 
 /// Reads the twin of the volume. A volume that cannot have a snapshot is refused before anything is
 /// created.
-async fn read_source(site: &Site, id: &VolumeId, deadline: Instant) -> Result<Source, CutError> {
-    let unsuitable = |why: String| Err(CutError::Unsuitable(why));
+async fn read_source(site: &Site, id: &VolumeId, deadline: Instant) -> Result<Source, SnapshotCreateError> {
+    let unsuitable = |why: String| Err(SnapshotCreateError::Unsuitable(why));
     let found = settled_twin(site, deadline).await.map_err(rejected)?;
     let Some(claim) = found.filter(|found| site.is_twin(&id.name, found)) else {
-        return Err(CutError::NoVolume(id.to_string()));
+        return Err(SnapshotCreateError::NoVolume(id.to_string()));
     };
     let (place, cluster) = (site.place(), site.cluster_name());
     if reading::is_releasing(&claim) {
@@ -159,7 +159,7 @@ async fn make(
     site: &SnapshotSite,
     request: &SnapshotRequest,
     deadline: Instant,
-) -> Result<Option<VolumeSnapshot>, CutError> {
+) -> Result<Option<VolumeSnapshot>, SnapshotCreateError> {
     let seen = read_source(source, &request.source, deadline).await?;
     let class = class(source, request, seen.volume.as_ref().and_then(reading::driver)).await?;
     let claim = seen.claim.name_any();
@@ -168,7 +168,7 @@ async fn make(
     match created {
         Ok(created) => Ok(created),
         Err(error) if matches!(error.cause, Cause::NotFound(_)) && not_installed(site.cluster()).await => {
-            Err(CutError::NotInstalled(site.cluster_name()))
+            Err(SnapshotCreateError::NotInstalled(site.cluster_name()))
         }
         Err(error) => Err(rejected(error)),
     }
@@ -179,7 +179,7 @@ async fn class(
     source: &Site,
     request: &SnapshotRequest,
     driver: Option<&str>,
-) -> Result<Option<String>, CutError> {
+) -> Result<Option<String>, SnapshotCreateError> {
     let cluster = source.cluster();
     let named = request.parameters.real_class.as_deref();
     let mapping = source.remote_cluster().map(|remote| &remote.classes.snapshots);
@@ -208,7 +208,7 @@ async fn class(
         Err(error) => return Err(error.into()),
     };
     if classes.is_empty() && not_installed(cluster).await {
-        return Err(CutError::NotInstalled(cluster.id().to_string()));
+        return Err(SnapshotCreateError::NotInstalled(cluster.id().to_string()));
     }
     let known = KnownSnapshotClasses::Listed(&classes);
     Ok(choose_snapshot_class(named, known, driver, cluster.id())?)
@@ -216,14 +216,16 @@ async fn class(
 
 /// An object that the API server rejects as invalid or forbidden is rejected again on a retry, and
 /// nothing was created: a final error. All other errors may be temporary.
-fn rejected(error: ApiError) -> CutError {
+fn rejected(error: ApiError) -> SnapshotCreateError {
     match error.cause {
-        Cause::Forbidden(_) | Cause::Invalid(_) | Cause::NotFound(_) => CutError::NotAccepted(error),
+        Cause::Forbidden(_) | Cause::Invalid(_) | Cause::NotFound(_) => {
+            SnapshotCreateError::NotAccepted(error)
+        }
         Cause::Timeout(_)
         | Cause::Unavailable(_)
         | Cause::Unauthorized(_)
         | Cause::Conflict(_)
-        | Cause::Malformed(_) => CutError::Api(error),
+        | Cause::Malformed(_) => SnapshotCreateError::Api(error),
     }
 }
 
@@ -253,7 +255,7 @@ async fn retain_or_warn(
     site: &SnapshotSite,
     events: &Events,
     observation: &SnapshotObservation,
-) -> Result<bool, CutError> {
+) -> Result<bool, SnapshotCreateError> {
     let Some(content) = &observation.real_content else {
         return Ok(true);
     };
@@ -276,13 +278,13 @@ async fn answer(
     events: &Events,
     observation: &SnapshotObservation,
     source: &VolumeId,
-) -> Result<CutSnapshot, CutError> {
+) -> Result<TakenSnapshot, SnapshotCreateError> {
     warn_not_ready(site, events, observation).await;
     let twin = observation.twin.as_ref();
     let marks = twin.and_then(|twin| site.recognise(twin).ok());
     twin.zip(marks)
         .and_then(|(twin, marks)| cut(site.id(), marks, twin))
-        .ok_or_else(|| CutError::NoVolume(source.to_string()))
+        .ok_or_else(|| SnapshotCreateError::NoVolume(source.to_string()))
 }
 
 /// Emits an event on the user's snapshot if it is taken, but the snapshot controllers report why it is not
@@ -304,12 +306,12 @@ async fn warn_not_ready(site: &SnapshotSite, events: &Events, observation: &Snap
     events.warn_object(snapshot, "SnapshotNotReady", &note).await;
 }
 
-async fn refused(site: &SnapshotSite, refusal: SnapshotRefusal) -> CutError {
+async fn refused(site: &SnapshotSite, refusal: SnapshotRefusal) -> SnapshotCreateError {
     // If the kinds are not installed, the content does not exist either.
     if refusal == SnapshotRefusal::GivenUp && not_installed(site.cluster()).await {
-        return CutError::NotInstalled(site.cluster_name());
+        return SnapshotCreateError::NotInstalled(site.cluster_name());
     }
-    CutError::Refused {
+    SnapshotCreateError::Refused {
         twin: site.place(),
         cluster: site.cluster_name(),
         refusal,
@@ -320,7 +322,7 @@ async fn still_waiting(
     site: &SnapshotSite,
     twin: Option<&VolumeSnapshot>,
     awaited: &'static str,
-) -> CutError {
+) -> SnapshotCreateError {
     let why = match twin {
         Some(twin) => match reported_error(twin) {
             None => {
@@ -332,7 +334,7 @@ async fn still_waiting(
         },
         None => None,
     };
-    CutError::StillWaiting {
+    SnapshotCreateError::StillWaiting {
         twin: site.place(),
         cluster: site.cluster_name(),
         awaited,

@@ -22,7 +22,7 @@ pub enum SnapshotSiteError {
 
 /// Why `CreateSnapshot` failed.
 #[derive(Debug, thiserror::Error)]
-pub enum CutError {
+pub enum SnapshotCreateError {
     #[error("no volume has the id {0:?}")]
     NoVolume(String),
     /// The volume has no PV, and its twin cannot be searched. The code says that this call made no snapshot: otherwise
@@ -74,7 +74,7 @@ pub enum SnapshotDeleteError {
     Site(#[from] SnapshotSiteError),
     /// Another object has the name of the twin.
     #[error(
-        "its place is taken by an object that is not ours: {foreign} (snapshot {twin} in cluster {cluster})"
+        "its name is taken by an object that is not ours: {foreign} (snapshot {twin} in cluster {cluster})"
     )]
     Foreign {
         /// The object, as namespace/name.

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use kube::ResourceExt;
 
-use super::{CutSnapshot, SnapshotReadError, observation::cut, site::SnapshotSite};
+use super::{SnapshotReadError, TakenSnapshot, observation::cut, site::SnapshotSite};
 use crate::{
     cluster::{Cause, Cluster, Objects, snapshots::VolumeSnapshot},
     fleet::{Registry, Remote},
@@ -25,7 +25,7 @@ pub async fn find_snapshot(
     home: &Cluster,
     registry: &Registry,
     id: &SnapshotId,
-) -> Result<Option<CutSnapshot>, SnapshotReadError> {
+) -> Result<Option<TakenSnapshot>, SnapshotReadError> {
     let Some(site) = SnapshotSite::of(home, registry, id).await? else {
         return Ok(None);
     };
@@ -42,14 +42,15 @@ pub async fn list_snapshots(
     home: &Cluster,
     registry: &Registry,
     filter: SnapshotFilter<'_>,
-) -> Result<Vec<CutSnapshot>, SnapshotReadError> {
+) -> Result<Vec<TakenSnapshot>, SnapshotReadError> {
     let ours = mark::snapshot_selector(home.id());
     let twins = match home.stored::<VolumeSnapshot>().list(Some(&ours)).await {
         // The kinds of snapshots are not installed.
         Err(error) if matches!(error.cause, Cause::NotFound(_)) => Vec::new(),
         other => other?,
     };
-    let mut snapshots: Vec<CutSnapshot> = twins.iter().filter_map(|twin| listed(home, home, twin)).collect();
+    let mut snapshots: Vec<TakenSnapshot> =
+        twins.iter().filter_map(|twin| listed(home, home, twin)).collect();
     for remote in registry.all() {
         let Ok(cluster) = remote.reach() else { continue };
         for place in places(&cluster, &remote) {
@@ -108,7 +109,7 @@ pub(super) fn places(cluster: &Cluster, remote: &Remote) -> Vec<Objects<VolumeSn
     named.map(|namespace| cluster.within(namespace)).collect()
 }
 
-fn listed(home: &Cluster, cluster: &Cluster, twin: &VolumeSnapshot) -> Option<CutSnapshot> {
+fn listed(home: &Cluster, cluster: &Cluster, twin: &VolumeSnapshot) -> Option<TakenSnapshot> {
     let marks = SnapshotMarks::read(twin.labels(), twin.annotations()).ok()?;
     if twin.metadata.deletion_timestamp.is_some() || twin.name_any() != marks.key.twin() {
         return None;

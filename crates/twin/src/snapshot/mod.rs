@@ -18,7 +18,7 @@ pub use self::delete::CONTROLLER_SEES;
 pub use self::{
     create::create_snapshot,
     delete::delete_snapshot,
-    errors::{CutError, SnapshotDeleteError, SnapshotReadError, SnapshotSiteError},
+    errors::{SnapshotCreateError, SnapshotDeleteError, SnapshotReadError, SnapshotSiteError},
     list::{SnapshotFilter, find_snapshot, list_snapshots, living_twins},
     record::source_affinity,
     upkeep::{SnapshotHealth, check_snapshot},
@@ -42,7 +42,7 @@ pub struct SnapshotRequest {
 
 /// A snapshot that was cut, as the CSI specification calls it: its data is that of one point in time.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CutSnapshot {
+pub struct TakenSnapshot {
     pub id: SnapshotId,
     /// Id of the volume of which it was taken.
     pub source: String,

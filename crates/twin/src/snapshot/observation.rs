@@ -3,7 +3,7 @@
 
 use kube::ResourceExt;
 
-use super::{CutError, CutSnapshot, SnapshotRequest, site::SnapshotSite};
+use super::{SnapshotCreateError, SnapshotRequest, TakenSnapshot, site::SnapshotSite};
 use crate::{
     cluster::{
         ApiError, facts,
@@ -26,7 +26,10 @@ pub(super) struct SnapshotObservation {
 }
 
 impl SnapshotObservation {
-    pub(super) async fn take(site: &SnapshotSite, request: &SnapshotRequest) -> Result<Self, CutError> {
+    pub(super) async fn take(
+        site: &SnapshotSite,
+        request: &SnapshotRequest,
+    ) -> Result<Self, SnapshotCreateError> {
         let (snapshots, name) = (site.snapshots(), site.name());
         let (twin, user_content) =
             futures::try_join!(snapshots.get(&name), user_content(site)).map_err(not_allowed)?;
@@ -66,11 +69,11 @@ impl SnapshotObservation {
 }
 
 /// If a right is missing, retrying does not help, and nothing was created.
-fn not_allowed(error: ApiError) -> CutError {
+fn not_allowed(error: ApiError) -> SnapshotCreateError {
     if error.is_forbidden() {
-        CutError::NotAccepted(error)
+        SnapshotCreateError::NotAccepted(error)
     } else {
-        CutError::Api(error)
+        SnapshotCreateError::Api(error)
     }
 }
 
@@ -143,10 +146,10 @@ fn is_recorded(user: &VolumeSnapshotContent, content: &VolumeSnapshotContent) ->
 }
 
 /// The snapshot as the caller gets it; `None` if it is not cut.
-pub(super) fn cut(id: SnapshotId, marks: SnapshotMarks, twin: &VolumeSnapshot) -> Option<CutSnapshot> {
+pub(super) fn cut(id: SnapshotId, marks: SnapshotMarks, twin: &VolumeSnapshot) -> Option<TakenSnapshot> {
     let status = twin.status.as_ref()?;
     let cut_at = status.creation_time.as_ref()?.0;
-    Some(CutSnapshot {
+    Some(TakenSnapshot {
         id,
         source: marks.source,
         bytes: status

@@ -23,7 +23,7 @@ pub struct MoveStage {
     #[schemars(with = "Option<i64>", range(min = 1))]
     pub gate: Option<GateNumber>,
 
-    /// How far it rolls back: to copying beside running pods, or to the state before the move.
+    /// How far it rolls back: to copying while pods run, or to the state before the move.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     // It is omitted and never null, which kubectl refuses in an enum of a definition.
     #[schemars(with = "Destination")]

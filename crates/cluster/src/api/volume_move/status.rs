@@ -54,7 +54,7 @@ pub struct VolumeMoveStatus {
 
     /// Route of the data.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    // As in the stage.
+    // Omitted, never null: see `back_to` in the stage.
     #[schemars(with = "Route")]
     pub route: Option<Route>,
 

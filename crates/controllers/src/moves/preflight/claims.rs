@@ -141,7 +141,7 @@ impl Source {
         (!may_retain && reclaim_policy(&self.volume) == "Retain").then(|| {
             format!(
                 "; the policy Retain of the volume of the claim {} is not set in the cluster {}, because this driver may not change \
-                 PersistentVolumes there: the policy of its class counts",
+                 PersistentVolumes there: the policy of its class applies",
                 self.claim.name, remote.id
             )
         })

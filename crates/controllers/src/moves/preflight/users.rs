@@ -124,6 +124,6 @@ async fn sibling(
         } else {
             ""
         };
-        format!("the pod {pod} mounts the claim {claim}, too, which is not accessible at the target{way_out}")
+        format!("the pod {pod} also mounts the claim {claim}, which is not accessible at the target{way_out}")
     }))
 }

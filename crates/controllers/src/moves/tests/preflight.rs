@@ -171,7 +171,7 @@ async fn claims_that_cannot_be_moved_are_reported() {
                     .there
                     .put(TARGET, json!({"metadata": {}, "spec": {"volumeName": "v"}}));
             },
-            "the place of its new twin is taken",
+            "the name of its new twin is taken",
         ),
         (
             |world| {

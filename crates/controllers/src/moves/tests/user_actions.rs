@@ -93,7 +93,7 @@ async fn pods_that_do_not_stop_in_time_keep_their_volume() {
     world
         .carry(|world| matches!(world.stage(), Stage::Copying { last: Some(_) }))
         .await;
-    assert!(world.event("MoveReturns").is_some());
+    assert!(world.event("MoveRollingBack").is_some());
     world.check();
     let volume = world.home_api.object(&volume_path()).unwrap();
     assert_eq!(volume["spec"]["claimRef"]["uid"], UID);

@@ -243,7 +243,7 @@ async fn a_dry_run_changes_nothing() {
     let conditions = of["status"]["conditions"].as_array().unwrap();
     let checked = conditions.iter().find(|one| one["type"] == "Checked").unwrap();
     let message = checked["message"].as_str().unwrap();
-    assert!(message.contains("namespace trusted"), "{message}");
+    assert!(message.contains("attributes trusted.*"), "{message}");
     let claim = world.home_api.object(CLAIM).unwrap();
     assert_eq!(claim["metadata"]["finalizers"], Value::Null, "it was locked");
     world.assert_back();

@@ -377,7 +377,7 @@ async fn names_of_services_in_what_a_pod_uses_are_reported() {
     let told = told(&world);
     assert_eq!(told.len(), 1, "{told:?}");
     assert!(
-        told[0].starts_with("NameOfHomeNamespace ") && told[0].contains(": ConfigMap settings, Secret own."),
+        told[0].starts_with("HomeNamespaceName ") && told[0].contains(": ConfigMap settings, Secret own."),
         "{told:?}"
     );
     assert!(!told[0].contains("word") && !told[0].contains("data"), "{told:?}");
@@ -420,7 +420,7 @@ async fn short_names_and_addresses_in_what_a_pod_uses_are_reported() {
         assert!(told.len() == usize::from(wanted.is_some()), "{told:?}");
         for note in told {
             assert!(
-                note.starts_with("NameOfHomeNamespace ") && note.contains(wanted.unwrap()),
+                note.starts_with("HomeNamespaceName ") && note.contains(wanted.unwrap()),
                 "{note}"
             );
             assert!(!note.contains("word") && !note.contains("10.96"), "{note}");

@@ -256,7 +256,7 @@ async fn addresses_of_services_are_reported() {
         });
         world.run_until(World::is_running).await;
         let events = world.home.store().below(EVENTS);
-        let notes = events.iter().filter(|it| it["reason"] == "NameOfHomeNamespace");
+        let notes = events.iter().filter(|it| it["reason"] == "HomeNamespaceName");
         let notes: Vec<_> = notes.filter_map(|it| it["note"].as_str()).collect();
         assert_eq!(notes.len(), usize::from(wanted.is_some()), "{fields}: {notes:?}");
         assert!(
@@ -294,7 +294,7 @@ async fn short_names_of_services_of_other_namespaces_are_reported() {
     let events = world.home.store().below(EVENTS);
     let of_pod: Vec<_> = events
         .iter()
-        .filter(|it| it["reason"] == "NameOfHomeNamespace")
+        .filter(|it| it["reason"] == "HomeNamespaceName")
         .collect();
     assert_eq!(of_pod.len(), 1, "{events:?}");
     assert!(

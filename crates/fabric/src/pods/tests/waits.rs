@@ -88,7 +88,7 @@ async fn an_unschedulable_remote_pod_is_reported_once() {
         .collect();
     assert_eq!(
         reported,
-        ["no node of the cluster milan takes it: 0/3 nodes are available"]
+        ["it cannot be scheduled in the cluster milan: 0/3 nodes are available"]
     );
 }
 

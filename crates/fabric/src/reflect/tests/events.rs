@@ -76,7 +76,7 @@ async fn a_service_with_another_meaning_there_is_copied_and_gets_an_event() {
         world.home.put(&here("services", name), service);
     }
     let wanted = [
-        "alias NameOfHomeNamespace Warning",
+        "alias HomeNamespaceName Warning",
         "by-team SelectorNotCarried Warning",
     ];
     world
@@ -90,7 +90,7 @@ async fn a_service_with_another_meaning_there_is_copied_and_gets_an_event() {
     });
     world.home.put(&here("services", "same"), alias("data"));
     world.run_until(|world| reported(world).len() > 2).await;
-    assert_eq!(reported(&world)[2], "same NameOfHomeNamespace Warning");
+    assert_eq!(reported(&world)[2], "same HomeNamespaceName Warning");
     let again = world.home.store().below(EVENTS);
     assert!(again.iter().all(|it| it["series"].is_null()), "{again:?}");
 }

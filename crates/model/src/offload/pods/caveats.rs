@@ -87,8 +87,8 @@ pub fn caveats(home: &Value, destination: &Destination<'_>) -> Vec<(&'static str
         all.push((
             "NodeSelectorIgnored",
             format!(
-                "the pod requires a node by {}: the virtual node of the cluster {cluster} meets that, and a node there need \
-                 not: set pods.nodeSelector in RemoteCluster {cluster}, or keep the pod on nodes of this cluster",
+                "the pod requires a node by {}: that is checked for the virtual node of the cluster {cluster}, and \
+                 not for the nodes there: set pods.nodeSelector in RemoteCluster {cluster}, or keep the pod on nodes of this cluster",
                 joined(&labels)
             ),
         ));
@@ -111,7 +111,7 @@ pub fn caveats(home: &Value, destination: &Destination<'_>) -> Vec<(&'static str
         let servers = spec["dnsConfig"]["nameservers"].as_array().into_iter().flatten();
         let servers: Vec<&str> = servers.filter_map(Value::as_str).collect();
         all.push((
-            "NameserversOfHome",
+            "HomeNameservers",
             format!(
                 "the pod has the dnsPolicy None, and queries its nameservers ({}) from the cluster {cluster}, where these \
                  addresses may be other servers or none: use nameservers that the cluster reaches, or the dnsPolicy \
@@ -154,9 +154,9 @@ fn not_copied(home: &Value, destination: &Destination<'_>) -> Option<(&'static s
         }
     }
     let note = format!(
-        "the pod names objects of kinds that are not copied: {}. In the cluster {} those of the namespace {} or of that cluster \
-         count, and without them it does not start or lacks what they give it: create them there, or keep the pod on nodes of \
-         this cluster",
+        "the pod names objects of kinds that are not copied: {}. In the cluster {} it needs objects of these names, in the namespace \
+         {} or cluster-scoped; without them it does not start or lacks what they provide: create them there, or keep the pod on \
+         nodes of this cluster",
         joined(&all),
         destination.cluster,
         destination.namespace
@@ -189,7 +189,7 @@ fn gate_of_home(spec: &Value, destination: &Destination<'_>) -> Option<(&'static
          become ready. Set the mode Routed if there are routes, or keep the pod on nodes of this cluster",
         joined(&gates)
     );
-    (!gates.is_empty() && !destination.is_routed).then_some(("ReadinessGateOfHome", note))
+    (!gates.is_empty() && !destination.is_routed).then_some(("HomeReadinessGate", note))
 }
 
 /// A pod of the account `default` of which a container has failed for the first time, with this new
@@ -259,11 +259,11 @@ fn agent_of_node(spec: &Value, cluster: &str) -> Option<(&'static str, String)> 
         }
     }
     let note = format!(
-        "the variable {} has the address of the pod's node, which is one of the cluster {cluster}: agents of DaemonSets of this \
+        "the variable {} has the address of the pod's node, which is in the cluster {cluster}: agents of DaemonSets of this \
          cluster do not run there. Run such an agent there, too, or keep the pod on nodes of this cluster",
         joined(&found)
     );
-    (!found.is_empty()).then_some(("AgentOfNode", note))
+    (!found.is_empty()).then_some(("NodeAgentAddress", note))
 }
 
 /// The containers of a pod, each with the name of its list.
@@ -415,7 +415,7 @@ mod tests {
             let there = said(&spec, "shop");
             assert_eq!(there.len(), usize::from(variable.is_some()), "{spec}");
             for (reason, note) in there {
-                assert_eq!(reason, "AgentOfNode");
+                assert_eq!(reason, "NodeAgentAddress");
                 let wanted = format!("variable {} of spec.containers[web]", variable.unwrap());
                 assert!(note.contains(&wanted), "{note}");
             }
@@ -428,7 +428,7 @@ mod tests {
             {"conditionType": "InPlaceUpdateReady"}, {"conditionType": "target-health.elbv2.k8s.aws/web"},
         ]}});
         let all = caveats(&home, &to("shop"));
-        assert_eq!((all.len(), all[0].0), (1, "ReadinessGateOfHome"));
+        assert_eq!((all.len(), all[0].0), (1, "HomeReadinessGate"));
         let note = &all[0].1;
         assert!(
             note.contains("(target-health.elbv2.k8s.aws/web)")

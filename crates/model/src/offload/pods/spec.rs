@@ -473,7 +473,7 @@ fn name_copies(container: &mut Value, home: &str) {
 fn keep_paths(container: &mut Value, home: &Value, kept: &Value) {
     for name in path_variables(container) {
         let mut variables = container["env"].as_array_mut().into_iter().flatten();
-        // Of variables with the same name the last one wins.
+        // If variables have the same name, the last one wins.
         if let Some(variable) = variables.rfind(|one| one["name"] == name.as_str())
             && let Some(field) = variable["valueFrom"]["fieldRef"]["fieldPath"].as_str()
             && let Some(value) = field_of(home, kept, field)
@@ -564,7 +564,7 @@ fn preferred_terms(affinity: &Value, own: &Value, labels: &BTreeMap<String, Stri
     all.retain(|one| !names_namespaces(&one["podAffinityTerm"], own));
     for one in &mut all {
         let term = &mut one["podAffinityTerm"];
-        // It can only be the own one, which is meant without it, and may have another name there.
+        // The list can only have the pod's own namespace, which is the default, and may have another name there.
         if let Some(term) = term.as_object_mut() {
             term.remove("namespaces");
         }

@@ -298,7 +298,7 @@ fn conditions(home: &Value, remote: &Value, said: &Value, observed: Option<i64>)
         }
         condition
     });
-    // A kubelet keeps the generation of that of the scheduler, too.
+    // A kubelet also updates observedGeneration of the scheduler's condition.
     let kept = kept.cloned().map(|mut condition| {
         let is_named = condition["observedGeneration"].is_number() && condition["type"] == "PodScheduled";
         if let Some(generation) = observed.filter(|_| is_named) {

@@ -20,7 +20,7 @@ pub fn caveats(
     let name = text(&spec["externalName"]);
     if let Some(namespace) = namespace_in(name).filter(|it| !is_same_there(it)) {
         all.push((
-            "NameOfHomeNamespace",
+            "HomeNamespaceName",
             format!(
                 "its externalName {name} is a name in the namespace {namespace} of this cluster: in the cluster {cluster} it \
                  leads to nothing or to others. Offload {namespace} with the namespaceMappingStrategy EnforceSameName, or \
@@ -83,11 +83,7 @@ mod tests {
             ("data.svc", false),
             ("", false),
         ] {
-            let wanted: &[&str] = if is_reported {
-                &["NameOfHomeNamespace"]
-            } else {
-                &[]
-            };
+            let wanted: &[&str] = if is_reported { &["HomeNamespaceName"] } else { &[] };
             assert_eq!(reasons(&json!({"externalName": name})), wanted, "{name}");
         }
     }

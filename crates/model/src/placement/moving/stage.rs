@@ -112,7 +112,7 @@ pub enum RollbackReason {
     #[error("the target does not exist any more")]
     TargetGone,
     /// Another claim has the name of the target twin.
-    #[error("the place of the new twin is taken: {0}")]
+    #[error("the name of the new twin is taken: {0}")]
     InTheWay(String),
     #[error("both sides differ after the last pass: {0}")]
     Differs(String),

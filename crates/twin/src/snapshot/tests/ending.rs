@@ -44,7 +44,7 @@ async fn a_deletion_is_not_confirmed_before_the_snapshot_is_gone() {
     });
     let error = world.cut_in_vain().await;
     assert!(
-        matches!(error, CutError::StillWaiting { awaited: "gone", .. }),
+        matches!(error, SnapshotCreateError::StillWaiting { awaited: "gone", .. }),
         "{error}"
     );
 }

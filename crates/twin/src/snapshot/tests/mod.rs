@@ -54,18 +54,21 @@ impl World {
         }
     }
 
-    async fn cut(&self) -> Result<CutSnapshot, CutError> {
+    async fn cut(&self) -> Result<TakenSnapshot, SnapshotCreateError> {
         self.cut_within(TEST_TIMEOUT).await
     }
 
     /// The error for a snapshot that is not taken.
-    async fn cut_in_vain(&self) -> CutError {
+    async fn cut_in_vain(&self) -> SnapshotCreateError {
         let error = self.cut_within(A_MOMENT).await.unwrap_err();
-        assert!(matches!(error, CutError::StillWaiting { .. }), "{error}");
+        assert!(
+            matches!(error, SnapshotCreateError::StillWaiting { .. }),
+            "{error}"
+        );
         error
     }
 
-    async fn cut_within(&self, time: Duration) -> Result<CutSnapshot, CutError> {
+    async fn cut_within(&self, time: Duration) -> Result<TakenSnapshot, SnapshotCreateError> {
         let events = Events::new(self.home.client().clone());
         let registry = Registry::default();
         let until = Instant::now() + time;
@@ -195,9 +198,9 @@ fn cut(api: &FakeApi, twin: &str, ready: bool) {
     });
 }
 
-fn refusal(outcome: Result<CutSnapshot, CutError>) -> SnapshotRefusal {
+fn refusal(outcome: Result<TakenSnapshot, SnapshotCreateError>) -> SnapshotRefusal {
     match outcome {
-        Err(CutError::Refused { refusal, .. }) => refusal,
+        Err(SnapshotCreateError::Refused { refusal, .. }) => refusal,
         other => panic!("not refused: {other:?}"),
     }
 }
@@ -223,7 +226,7 @@ async fn a_snapshot_is_confirmed_when_its_twin_was_taken() {
     );
 
     cut(&world.api, &twin_path(), false);
-    let expected = CutSnapshot {
+    let expected = TakenSnapshot {
         id: format!("s1:home::{SNAPSHOT}").parse().unwrap(),
         source: format!("v1:home:pvc-{UID}"),
         bytes: 1 << 30,
@@ -233,7 +236,7 @@ async fn a_snapshot_is_confirmed_when_its_twin_was_taken() {
     assert_eq!(world.cut().await.unwrap(), expected);
     // csi-snapshotter calls again until it is ready.
     cut(&world.api, &twin_path(), true);
-    let ready = CutSnapshot {
+    let ready = TakenSnapshot {
         ready: true,
         ..expected
     };
@@ -273,18 +276,18 @@ async fn the_class_is_named_or_the_drivers_default() {
     world.request.parameters.real_class = Some("other".into());
     assert!(matches!(
         world.cut().await,
-        Err(CutError::Class(SnapshotClassError::OtherDriver { .. }))
+        Err(SnapshotCreateError::Class(SnapshotClassError::OtherDriver { .. }))
     ));
     world.request.parameters.real_class = Some("none".into());
     assert!(matches!(
         world.cut().await,
-        Err(CutError::Class(SnapshotClassError::NotFound { .. }))
+        Err(SnapshotCreateError::Class(SnapshotClassError::NotFound { .. }))
     ));
     world.request.parameters.real_class = None;
     class(&world.api, "default", "real.test", false);
     assert!(matches!(
         world.cut().await,
-        Err(CutError::Class(SnapshotClassError::NoDefault { .. }))
+        Err(SnapshotCreateError::Class(SnapshotClassError::NoDefault { .. }))
     ));
     assert_eq!(world.api.writes(), 0);
 
@@ -312,9 +315,9 @@ async fn volumes_that_cannot_have_snapshots_are_refused() {
     world.api.change(&twin, |twin| {
         twin["metadata"]["labels"][mark::HOME_CLUSTER] = "rome".into();
     });
-    assert!(matches!(world.cut().await, Err(CutError::NoVolume(_))));
+    assert!(matches!(world.cut().await, Err(SnapshotCreateError::NoVolume(_))));
     world.api.remove(&twin);
-    assert!(matches!(world.cut().await, Err(CutError::NoVolume(_))));
+    assert!(matches!(world.cut().await, Err(SnapshotCreateError::NoVolume(_))));
     assert_eq!(world.api.writes(), 0);
 }
 
@@ -355,12 +358,15 @@ async fn a_cluster_without_snapshot_support_is_reported() {
     }
     let error = world.cut().await.unwrap_err();
     assert!(
-        matches!(&error, CutError::NotInstalled(cluster) if cluster == "home"),
+        matches!(&error, SnapshotCreateError::NotInstalled(cluster) if cluster == "home"),
         "{error}"
     );
     // Then the content does not exist either, and that is not the cause.
     world.api.remove(&user_content());
-    assert!(matches!(world.cut().await, Err(CutError::NotInstalled(_))));
+    assert!(matches!(
+        world.cut().await,
+        Err(SnapshotCreateError::NotInstalled(_))
+    ));
 }
 
 #[tokio::test]
@@ -369,13 +375,16 @@ async fn a_missing_right_is_final_and_an_unreachable_server_is_not() {
     for (method, kind) in [("GET", "/volumesnapshots/"), ("POST", "/volumesnapshots")] {
         world.api.fault(Fault::new(method, kind, Act::Forbid("no right")));
         let error = world.cut().await.unwrap_err();
-        assert!(matches!(error, CutError::NotAccepted(_)), "{method}: {error}");
+        assert!(
+            matches!(error, SnapshotCreateError::NotAccepted(_)),
+            "{method}: {error}"
+        );
         assert!(error.to_string().contains("cluster home"), "{error}");
         world.api.heal();
     }
     let patient = std::mem::replace(&mut world.home, world.api.impatient_cluster().await);
     world.api.fault(Fault::new("POST", "/volumesnapshots", Act::Hang));
-    assert!(matches!(world.cut().await, Err(CutError::Api(_))));
+    assert!(matches!(world.cut().await, Err(SnapshotCreateError::Api(_))));
     world.home = patient;
     world.api.heal();
     // The driver of an unreadable class is not compared; Kubernetes chooses the default.

@@ -57,7 +57,7 @@ impl Remote {
         Registry::fixed([(declared, Link::up(&self.there, self.rights).await)])
     }
 
-    async fn cut(&self) -> Result<CutSnapshot, CutError> {
+    async fn cut(&self) -> Result<TakenSnapshot, SnapshotCreateError> {
         self.cut_within(TEST_TIMEOUT).await
     }
 
@@ -65,12 +65,12 @@ impl Remote {
     async fn cut_in_vain(&self) {
         let outcome = self.cut_within(A_MOMENT).await;
         assert!(
-            matches!(outcome, Err(CutError::StillWaiting { .. })),
+            matches!(outcome, Err(SnapshotCreateError::StillWaiting { .. })),
             "{outcome:?}"
         );
     }
 
-    async fn cut_within(&self, time: Duration) -> Result<CutSnapshot, CutError> {
+    async fn cut_within(&self, time: Duration) -> Result<TakenSnapshot, SnapshotCreateError> {
         let events = Events::new(self.home.client().clone());
         let until = Instant::now() + time;
         create_snapshot(&self.home, &self.registry().await, &events, &self.request, until).await
@@ -141,7 +141,7 @@ async fn the_snapshot_class_is_mapped_in_a_remote_cluster() {
     world.request.parameters.real_class = Some("gold".into());
     assert!(matches!(
         world.cut().await,
-        Err(CutError::Class(SnapshotClassError::NotFound { .. }))
+        Err(SnapshotCreateError::Class(SnapshotClassError::NotFound { .. }))
     ));
     world.classes.snapshots = [("gold".to_owned(), "fast".to_owned())].into();
     world.cut_in_vain().await;
@@ -165,7 +165,7 @@ async fn with_the_least_of_rights_only_the_default_class_is_used() {
     world.request.parameters.real_class = Some("fast".into());
     assert!(matches!(
         world.cut().await,
-        Err(CutError::Class(SnapshotClassError::Unreadable { .. }))
+        Err(SnapshotCreateError::Class(SnapshotClassError::Unreadable { .. }))
     ));
     world.request.parameters.real_class = None;
     world.cut_in_vain().await;
@@ -216,9 +216,9 @@ async fn a_volume_that_no_pv_records_has_no_snapshots() {
     let mut world = Remote::new().await;
     world.here.remove(&format!("/api/v1/persistentvolumes/pvc-{UID}"));
     world.there.remove(&format!("{TWINS}/data"));
-    assert!(matches!(world.cut().await, Err(CutError::NoVolume(_))));
+    assert!(matches!(world.cut().await, Err(SnapshotCreateError::NoVolume(_))));
     world.rights = Rights::default();
-    assert!(matches!(world.cut().await, Err(CutError::NoRecord(_))));
+    assert!(matches!(world.cut().await, Err(SnapshotCreateError::NoRecord(_))));
 }
 
 #[tokio::test]
@@ -228,7 +228,7 @@ async fn an_unreachable_cluster_does_not_mean_that_the_snapshot_is_gone() {
     let events = Events::new(world.home.client().clone());
     let until = Instant::now() + TEST_TIMEOUT;
     let cut = create_snapshot(&world.home, &registry, &events, &world.request, until).await;
-    assert!(matches!(cut, Err(CutError::Unreachable(_))));
+    assert!(matches!(cut, Err(SnapshotCreateError::Unreachable(_))));
     let deleted = delete_snapshot(&world.home, &registry, &events, &world.id(), until).await;
     assert!(matches!(
         deleted,

@@ -68,7 +68,7 @@ pub fn named_addresses(home: &Value) -> Vec<(String, BTreeSet<IpAddr>)> {
 /// A pod that names Services of namespaces with another name in the remote cluster, or that are not
 /// there.
 pub(super) fn names_of_home(home: &Value, destination: &Destination<'_>) -> Vec<(&'static str, String)> {
-    const REASON: &str = "NameOfHomeNamespace";
+    const REASON: &str = "HomeNamespaceName";
     let own = home["metadata"]["namespace"].as_str().unwrap_or_default();
     let (cluster, mut all) = (destination.cluster, Vec::new());
     let (mut of_own, mut of_others, mut others) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
@@ -100,8 +100,8 @@ pub(super) fn names_of_home(home: &Value, destination: &Destination<'_>) -> Vec<
         all.push((
             REASON,
             format!(
-                "{} has a name in the namespace {own}, and that of the pod in the cluster {cluster} is {}, where such a name \
-                 leads to nothing or to others: use the name of the Service alone, or the namespaceMappingStrategy \
+                "{} has a host name in the namespace {own}. The pod's namespace in the cluster {cluster} is {}, so that name leads \
+                 to nothing there or to other Services: use the name of the Service alone, or the namespaceMappingStrategy \
                  EnforceSameName, or keep the pod on nodes of this cluster",
                 joined(&of_own),
                 destination.namespace
@@ -274,7 +274,7 @@ mod tests {
         ] {
             let there = said(&spec, "shop-home");
             assert_eq!(there.len(), 1, "{spec}");
-            assert_eq!(there[0].0, "NameOfHomeNamespace");
+            assert_eq!(there[0].0, "HomeNamespaceName");
             assert!(there[0].1.starts_with(&format!("{place} ")), "{}", there[0].1);
             assert!(said(&spec, "shop").is_empty());
         }
@@ -282,7 +282,7 @@ mod tests {
             &container("args", json!(["web.shop.svc", "db.data.svc", "db.same.svc"])),
             "shop",
         );
-        assert_eq!((there.len(), there[0].0), (1, "NameOfHomeNamespace"));
+        assert_eq!((there.len(), there[0].0), (1, "HomeNamespaceName"));
         let note = &there[0].1;
         assert!(
             note.starts_with("spec.containers[web].args names") && note.contains(" (data): "),
@@ -308,7 +308,7 @@ mod tests {
         let searches = |domain: &str| json!({"dnsConfig": {"searches": [domain]}});
         for domain in ["data.svc", "data.svc.cluster.local"] {
             let there = said(&searches(domain), "shop");
-            assert_eq!((there.len(), there[0].0), (1, "NameOfHomeNamespace"), "{domain}");
+            assert_eq!((there.len(), there[0].0), (1, "HomeNamespaceName"), "{domain}");
             assert!(there[0].1.contains(" (data): "), "{}", there[0].1);
         }
         for other in [
@@ -342,7 +342,7 @@ mod tests {
             for (variable, subpath) in [(&written, "a"), (&there, "$(NS)")] {
                 let spec = with(variable, name, subpath);
                 let all = said(&spec, "shop-home");
-                assert_eq!((all.len(), all[0].0), (1, "NameOfHomeNamespace"), "{spec}");
+                assert_eq!((all.len(), all[0].0), (1, "HomeNamespaceName"), "{spec}");
                 let note = &all[0].1;
                 assert!(note.contains("spec.containers[web].args"), "{note}");
                 assert!(said(&spec, "shop").is_empty(), "it has the same name there");
@@ -377,7 +377,7 @@ mod tests {
     fn short_names_of_services_elsewhere_are_reported_if_the_namespace_exists() {
         let args = |text: &str| json!({"containers": [{"name": "web", "args": [text]}]});
         let there = said(&args("--db=postgres://db.data/x"), "shop");
-        assert_eq!((there.len(), there[0].0), (1, "NameOfHomeNamespace"));
+        assert_eq!((there.len(), there[0].0), (1, "HomeNamespaceName"));
         assert!(there[0].1.contains(" (data): "), "{}", there[0].1);
         for other in [
             "db.same:80",
@@ -397,7 +397,7 @@ mod tests {
             ("https://kubernetes.default.svc http://db.data.svc", true),
         ] {
             let there = said(&args(text), "shop");
-            assert_eq!((there.len(), there[0].0), (1, "NameOfHomeNamespace"), "{text}");
+            assert_eq!((there.len(), there[0].0), (1, "HomeNamespaceName"), "{text}");
             let note = &there[0].1;
             assert_eq!(note.contains("EnforceSameName"), has_advice, "{note}");
             assert!(

@@ -16,13 +16,13 @@ use super::{
 pub(super) fn path_of_home(home: &Value, destination: &Destination<'_>) -> Option<(&'static str, String)> {
     let paths = volumes::keep_data(&home["spec"]).then(|| paths_of_home(home, destination))?;
     let note = format!(
-        "{}, which has another value in the cluster {}: a directory of a volume that is named by it is another one there. Use \
+        "{}, which has another value in the cluster {}: a path that contains it is another directory there. Use \
          subPathExpr, whose directories have one name in every cluster, or a name without the variable, or keep the pod on \
          nodes of this cluster",
         joined(&paths),
         destination.cluster
     );
-    (!paths.is_empty()).then_some(("PathOfHome", note))
+    (!paths.is_empty()).then_some(("HomePath", note))
 }
 
 /// The fields with a path that uses a variable with another value in the remote cluster. Other uses may be for logs and
@@ -48,7 +48,7 @@ fn paths_of_home(home: &Value, destination: &Destination<'_>) -> BTreeSet<String
             let has_home_value = in_subpaths.iter().any(|it| it == name);
             let is_other =
                 !has_home_value && field.is_some_and(|field| differs(home, &kept, field, destination));
-            // Of variables with the same name the last one wins.
+            // If variables have the same name, the last one wins.
             if is_other || !uses.is_empty() {
                 differing.insert(name.to_owned());
             } else {
@@ -139,7 +139,7 @@ mod tests {
     /// The uses of variables that are reported.
     fn places(pod: &Value, namespace: &str) -> String {
         let all = caveats(pod, &to(namespace)).into_iter().map(|(reason, note)| {
-            assert_eq!(reason, "PathOfHome");
+            assert_eq!(reason, "HomePath");
             assert!(note.contains("milan") && note.contains("keep the pod"), "{note}");
             note.split(", which has").next().unwrap().to_owned()
         });

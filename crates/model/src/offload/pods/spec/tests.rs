@@ -234,7 +234,7 @@ fn fields_with_another_meaning_there_are_reported() {
         ),
         (
             json!({"dnsPolicy": "None", "dnsConfig": {"nameservers": ["10.0.0.53"]}}),
-            vec!["NameserversOfHome"],
+            vec!["HomeNameservers"],
         ),
     ] {
         assert_eq!(reasons(&spec), said, "{spec}");
