@@ -12,6 +12,10 @@ use crate::offload::{
     pods::{FINALIZER, GATE, HomePod, RemotePod, STARTED},
 };
 
+/// Why nothing is decided about a remote pod that others have marked otherwise.
+const CHANGED_MARKS: &str = "its labels or annotations fabric.storage.liqo.io/* were changed there. Restore them, or delete it there \
+                             to have it replaced";
+
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct RawPod {
     #[serde(rename = "apiVersion", default = "version")]
@@ -109,12 +113,18 @@ impl RawPod {
 
     /// The facts about a remote pod for decisions, for the home pod with this key, if that exists.
     pub(super) fn as_there(&self, is_ours: bool, key: &str, home: Option<&Self>) -> RemotePod {
-        if !is_ours || self.home_key() != Some(key) {
+        let is_marked = is_ours && self.home_key() == Some(key);
+        let is_of_uid = |home: &Self| is_marked && self.annotation(HOME_POD_UID) == Some(home.uid());
+        // It is the very pod that was started, so neither may the name be used again, nor may it be deleted.
+        if home.is_some_and(|home| home.started() == Some(self.uid()) && !is_of_uid(home)) {
+            return RemotePod::Unknown(CHANGED_MARKS.to_owned());
+        }
+        if !is_marked {
             return RemotePod::Foreign;
         }
         let is_of = |home: &Self| {
             let started = home.started().is_none_or(|uid| uid == self.uid());
-            self.annotation(HOME_POD_UID) == Some(home.uid()) && started
+            is_of_uid(home) && started
         };
         if !home.is_none_or(is_of) {
             return RemotePod::Earlier {
@@ -203,6 +213,34 @@ pub(super) fn home_key(meta: &ObjectMeta) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Another pod of its name would run beside it.
+    #[test]
+    fn a_started_remote_pod_with_other_marks_is_neither_gone_nor_replaced() {
+        let pod = |json: Value| serde_json::from_value::<RawPod>(json).unwrap();
+        let home = |started: &str| {
+            pod(json!({
+                "metadata": {"name": "web", "namespace": "shop", "uid": "h1"},
+                "status": {"conditions": [{"type": STARTED, "status": "True", "message": started}]},
+            }))
+        };
+        let remote = |key: &str, uid: &str| {
+            let annotations = json!({HOME_POD: key, HOME_POD_UID: uid});
+            pod(json!({"metadata": {"name": "web", "uid": "r1", "annotations": annotations}, "spec": {}}))
+        };
+        let ours = remote("shop/web", "h1");
+        let unknown = RemotePod::Unknown(CHANGED_MARKS.to_owned());
+        for (remote, is_ours) in [
+            (remote("shop/other", "h1"), true),
+            (remote("shop/web", "h0"), true),
+            (ours.clone(), false),
+        ] {
+            assert_eq!(remote.as_there(is_ours, "shop/web", Some(&home("r1"))), unknown);
+            assert_ne!(remote.as_there(is_ours, "shop/web", Some(&home("r0"))), unknown);
+        }
+        let there = ours.as_there(true, "shop/web", Some(&home("r1")));
+        assert!(matches!(there, RemotePod::Ours { .. }), "{there:?}");
+    }
 
     #[test]
     fn a_pod_counts_as_started_by_its_start_time_or_our_condition() {

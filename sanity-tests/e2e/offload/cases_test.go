@@ -323,7 +323,7 @@ func (n tenant) controllerOpensItsGateOnly(waits, runs string) {
 	n.t.Helper()
 	client, _ := impersonate(n.t, n.Cluster, serviceAccountPrefix+"controller")
 	const (
-		noGate    = "takes the gate"
+		noGate    = "removes the gate"
 		gatesOnly = "the gates and the node affinity"
 	)
 	for what, one := range map[string]struct{ pod, patch, words string }{

@@ -30,10 +30,10 @@ func servicesAreRestricted(t *testing.T, client kubernetes.Interface, own, other
 		"a headless one": {own, func(spec *corev1.ServiceSpec) { spec.ClusterIP = corev1.ClusterIPNone }, ""},
 		"a name": {own, func(spec *corev1.ServiceSpec) {
 			spec.Type, spec.ExternalName = corev1.ServiceTypeExternalName, "a.test"
-		}, "may not stand for other names"},
+		}, "may not be of type ExternalName"},
 		"addresses":         {own, func(spec *corev1.ServiceSpec) { spec.ExternalIPs = []string{"192.0.2.1"} }, "externalIPs"},
-		"a node's port":     {own, func(spec *corev1.ServiceSpec) { spec.Type = corev1.ServiceTypeNodePort }, "no ports of nodes"},
-		"a load balancer":   {own, func(spec *corev1.ServiceSpec) { spec.Type = corev1.ServiceTypeLoadBalancer }, "no load balancers"},
+		"a node's port":     {own, func(spec *corev1.ServiceSpec) { spec.Type = corev1.ServiceTypeNodePort }, "may not be of type NodePort"},
+		"a load balancer":   {own, func(spec *corev1.ServiceSpec) { spec.Type = corev1.ServiceTypeLoadBalancer }, "NodePort or LoadBalancer"},
 		"another namespace": {other, plain, onlyInFabric},
 		"kube-system":       {"kube-system", plain, onlyInFabric},
 	} {
@@ -45,7 +45,7 @@ func servicesAreRestricted(t *testing.T, client kubernetes.Interface, own, other
 		t.Fatal(err)
 	}
 	_, err := services.Patch(t.Context(), "restricted", types.MergePatchType, []byte(`{"spec": {"type": "NodePort"}}`), metav1.PatchOptions{})
-	checkOutcome(t, "a change", err, "no ports of nodes")
+	checkOutcome(t, "a change", err, "may not be of type NodePort")
 	checkOutcome(t, "the API server's", client.CoreV1().Services("default").Delete(t.Context(), "kubernetes", dryRunDelete), onlyInFabric)
 }
 

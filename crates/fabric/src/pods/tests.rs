@@ -866,8 +866,8 @@ async fn fields_with_another_meaning_there_are_reported_once_and_the_pod_runs() 
     let mut reasons: Vec<_> = events.iter().filter_map(|it| it["reason"].as_str()).collect();
     reasons.sort_unstable();
     let wanted = [
-        "HomeNamespaceName",
         "HomeNameservers",
+        "HomeNamespaceName",
         "NodeSelectorIgnored",
         "PodAffinityIgnored",
     ];

@@ -428,7 +428,7 @@ async fn claims_of_one_pod_are_moved_together() {
         });
     })
     .await;
-    assert!(says(&found, "mounts the claim logs, too"), "{found:?}");
+    assert!(says(&found, "also mounts the claim logs"), "{found:?}");
 }
 
 /// The next pod gets a new ephemeral claim on its node, so the old one blocks the move only to

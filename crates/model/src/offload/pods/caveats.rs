@@ -123,6 +123,7 @@ pub fn caveats(home: &Value, destination: &Destination<'_>) -> Vec<(&'static str
     all.extend(not_copied(home, destination));
     all.extend(gate_of_home(spec, destination));
     all.extend(agent_of_node(spec, cluster));
+    all.extend(localhost_profiles(spec, cluster));
     all.extend(names_of_home(home, destination));
     all.extend(path_of_home(home, destination));
     all.extend(long_hostname(home, destination));
@@ -266,6 +267,32 @@ fn agent_of_node(spec: &Value, cluster: &str) -> Option<(&'static str, String)> 
     (!found.is_empty()).then_some(("NodeAgentAddress", note))
 }
 
+/// A pod with a profile of seccomp or `AppArmor` that is a file on its node.
+fn localhost_profiles(spec: &Value, cluster: &str) -> Option<(&'static str, String)> {
+    let of_containers = containers(spec).map(|(list, container)| {
+        let name = container["name"].as_str().unwrap_or_default();
+        (format!("spec.{list}[{name}]"), &container["securityContext"])
+    });
+    let contexts = std::iter::once(("spec".to_owned(), &spec["securityContext"])).chain(of_containers);
+    let named: BTreeSet<String> = contexts
+        .flat_map(|(place, context)| {
+            ["seccompProfile", "appArmorProfile"].map(|field| {
+                let profile = &context[field];
+                let name = profile["localhostProfile"].as_str().unwrap_or_default();
+                let name = cut(name, LONGEST_NAMED);
+                (profile["type"] == "Localhost").then(|| format!("{name} ({place}.securityContext.{field})"))
+            })
+        })
+        .flatten()
+        .collect();
+    let note = format!(
+        "the pod has profiles of type Localhost, which are files on nodes: {}. Without them on the nodes of the cluster {cluster}          it does not start there, and files of these names may be other profiles: put them on its nodes, or keep the pod on \
+         nodes of this cluster",
+        joined(&named)
+    );
+    (!named.is_empty()).then_some(("LocalhostProfile", note))
+}
+
 /// The containers of a pod, each with the name of its list.
 fn containers(spec: &Value) -> impl Iterator<Item = (&'static str, &Value)> {
     ["containers", "initContainers"].into_iter().flat_map(|list| {
@@ -386,6 +413,27 @@ mod tests {
             noted(others, inline("smb.csi.k8s.io", json!({"source": "nas"}))),
             ""
         );
+    }
+
+    #[test]
+    fn profiles_on_nodes_are_reported() {
+        let web = json!({"type": "Localhost", "localhostProfile": "web.json"});
+        let of_pod = json!({"securityContext": {"seccompProfile": web}});
+        let of_container =
+            json!({"containers": [{"name": "web", "securityContext": {"appArmorProfile": web}}]});
+        for (spec, place) in [
+            (of_pod, "web.json (spec.securityContext.seccompProfile)"),
+            (
+                of_container,
+                "web.json (spec.containers[web].securityContext.appArmorProfile)",
+            ),
+        ] {
+            let there = said(&spec, "shop");
+            assert_eq!((there.len(), there[0].0), (1, "LocalhostProfile"));
+            assert!(there[0].1.contains(place), "{}", there[0].1);
+        }
+        let default = json!({"securityContext": {"seccompProfile": {"type": "RuntimeDefault"}}});
+        assert!(said(&default, "shop").is_empty());
     }
 
     #[test]

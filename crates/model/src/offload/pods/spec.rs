@@ -626,9 +626,12 @@ fn node_affinity(spec: &Value) -> Value {
 /// Such a term is not what the pod's node meets.
 pub(super) fn excludes_virtual_nodes(requirement: &Value) -> bool {
     let mut values = requirement["values"].as_array().into_iter().flatten();
-    requirement["key"] == NODE_KIND
-        && requirement["operator"] == "NotIn"
-        && values.any(|value| value == NODE_KIND_VIRTUAL)
+    let is_excluded = match requirement["operator"].as_str() {
+        Some("DoesNotExist") => true,
+        Some("NotIn") => values.any(|value| value == NODE_KIND_VIRTUAL),
+        _ => false,
+    };
+    requirement["key"] == NODE_KIND && is_excluded
 }
 
 fn node_selector(spec: &Map<String, Value>, settings: &RemoteSettings) -> Value {
@@ -654,10 +657,12 @@ fn tolerations(spec: &Value, settings: &RemoteSettings) -> Value {
 }
 
 /// The pods of a workload may be in several clusters: there they can only be spread as a preference. An API
-/// server accepts one such constraint for each topology key; of a hard and a soft one, the hard one stays.
+/// server accepts one such constraint for each topology key; of a hard and a soft one, the hard one stays. Nodes there have
+/// no labels of this driver, and a scheduler does not score nodes without the key of a constraint at all.
 fn spread(spec: &Value, labels: &BTreeMap<String, String>) -> Value {
     let all = spec["topologySpreadConstraints"].as_array();
     let mut all: Vec<Value> = all.into_iter().flatten().cloned().collect();
+    all.retain(|one| !is_key_of_home(one["topologyKey"].as_str().unwrap_or_default()));
     all.sort_by_key(|one| one["whenUnsatisfiable"] != "DoNotSchedule");
     let mut softened: Vec<Value> = Vec::new();
     for mut one in all {
@@ -677,6 +682,11 @@ fn spread(spec: &Value, labels: &BTreeMap<String, String>) -> Value {
         }
     }
     softened.into()
+}
+
+/// Whether a label of nodes is one of Liqo or this driver, which describes the nodes of the home cluster.
+pub(super) fn is_key_of_home(key: &str) -> bool {
+    is_within(key.split_once('/').map_or("", |(domain, _)| domain), "liqo.io")
 }
 
 /// Moves `matchLabelKeys` into the selector, where the home API server may have added them already.

@@ -23,7 +23,7 @@ const DIGITS: usize = 32;
 /// cluster that would copy a Secret into other namespaces, or publish a Service once more, without
 /// a request of the users there. The holder of a lock renews it every two seconds, which must not
 /// cause a write in each cluster.
-const OWN_MEANING: [&str; 12] = [
+const OWN_MEANING: [&str; 14] = [
     "control-plane.alpha.kubernetes.io",
     "liqo.io",
     "kubectl.kubernetes.io",
@@ -36,7 +36,11 @@ const OWN_MEANING: [&str; 12] = [
     "external-dns.kubernetes.io",
     "tailscale.com",
     "cloud.google.com",
+    "hnc.x-k8s.io",
+    "mirror.linkerd.io",
 ];
+/// The label of a Service that another proxy than kube-proxy serves: the remote cluster may not have that one.
+const PROXY: &str = "service.kubernetes.io/service-proxy-name";
 /// Helm keeps its releases in Secrets of this type, or in `ConfigMap`s with such names: all manifests and
 /// values of each revision. Helm in the remote cluster would list and uninstall them.
 const HELM_RELEASE: (&str, &str) = ("helm.sh/release.v1", "sh.helm.release.v1.");
@@ -271,7 +275,8 @@ pub fn patch(kind: Kind, there: &Value, wanted: &Value, marks: &Marks) -> Value 
 fn carried(all: Pairs, marks: &Marks) -> Pairs {
     let stays = |key: &str| {
         let domain = key.split_once('/').map_or("", |(domain, _)| domain);
-        marks_ownership(key)
+        key == PROXY
+            || marks_ownership(key)
             || marks.labels.contains_key(key)
             || OWN_MEANING.iter().any(|own| is_within(domain, own))
     };

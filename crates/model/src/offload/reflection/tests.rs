@@ -202,6 +202,9 @@ fn labels_and_annotations_for_controllers_are_not_copied() {
         "external-dns.alpha.kubernetes.io/hostname",
         "tailscale.com/expose",
         "cloud.google.com/neg",
+        "hnc.x-k8s.io/inherited-from",
+        "mirror.linkerd.io/exported",
+        "service.kubernetes.io/service-proxy-name",
     ];
     let pairs: BTreeMap<&str, &str> = told
         .into_iter()

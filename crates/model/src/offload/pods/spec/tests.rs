@@ -549,6 +549,9 @@ fn topology_spread_constraints_are_merged_to_valid_ones() {
     assert_eq!(unequal.as_array().unwrap().len(), 1);
     assert_eq!(unequal[0]["labelSelector"], with_app);
     assert_eq!(unequal[0]["maxSkew"], 2);
+    let mut by_cluster = constraint("ScheduleAnyway", 1, json!({}));
+    by_cluster["topologyKey"] = "topology.storage.liqo.io/cluster".into();
+    assert_eq!(spread(json!([by_cluster])), Value::Null, "no node there has it");
     let merged = spread(json!([constraint("DoNotSchedule", 1, with_app.clone())]));
     assert_eq!(
         merged[0]["labelSelector"], with_app,
