@@ -13,8 +13,8 @@ use crate::offload::{
 };
 
 /// Why nothing is decided about a remote pod that others have marked otherwise.
-const CHANGED_MARKS: &str = "its labels or annotations fabric.storage.liqo.io/* were changed there. Restore them, or delete it there \
-                             to have it replaced";
+const CHANGED_MARKS: &str = "its annotations fabric.storage.liqo.io/home-* were changed there. Restore them, or delete it there: \
+                             this pod ends then";
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct RawPod {
@@ -139,7 +139,7 @@ impl RawPod {
     }
 
     /// The uid of the remote pod that this home pod was started as, if it was.
-    fn started(&self) -> Option<&str> {
+    pub(super) fn started(&self) -> Option<&str> {
         let conditions = self.status["conditions"].as_array();
         let mut conditions = conditions.into_iter().flatten();
         conditions.find(|it| it["type"] == STARTED)?["message"].as_str()

@@ -291,7 +291,10 @@ impl Pods<'_> {
             }
             let pods = self.places.home.within::<RawPod>(namespace);
             let live = pods.get_or_gone(name).await?;
-            if live.is_some_and(|live| Some(live.uid()) == remote.home_pod_uid()) {
+            let is_of = |live: RawPod| {
+                Some(live.uid()) == remote.home_pod_uid() || live.started() == Some(remote.uid())
+            };
+            if live.is_some_and(is_of) {
                 // The view is behind, or the home pod is not on this node any more.
                 outcome = Some(POLL);
                 continue;

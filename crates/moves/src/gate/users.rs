@@ -203,15 +203,15 @@ impl MovedVolume {
         })
     }
 
-    /// The names of the PVs by which movers at home mount the source.
+    /// The names of the PVs by which movers at home mount the source, also those of earlier moves.
     async fn source_mover_volumes(&self) -> Result<Vec<String>, ApiError> {
-        let ours = format!("{}={}", mark::MOVE, self.by);
+        let of_moves = format!("{},{}={}", mark::MOVE, mark::VOLUME, self.volume());
         let source = self.source.id.to_string();
         let name = |volume: PersistentVolume| {
             let is_source = volume.spec?.csi?.volume_handle == source;
             volume.metadata.name.filter(|_| is_source)
         };
-        self.volumes().pick(Some(&ours), None, name).await
+        self.volumes().pick(Some(&of_moves), None, name).await
     }
 
     /// The `StatefulSet` that deletes the claim when it is scaled down.

@@ -281,7 +281,7 @@ impl MoverSide<'_> {
             let volumes = home.all::<PersistentVolume>();
             is_done |= delete(&volumes, volume, Step::MoveDeleteMoverVolume).await?;
         }
-        if let Some(issued) = &self.certificates {
+        if let Some(issued) = self.certificates.as_ref().filter(|_| until == Until::End) {
             is_done |= self.forget_certificates(issued).await? == Applied::Done;
         }
         Ok(if is_done {

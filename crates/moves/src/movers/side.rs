@@ -294,7 +294,7 @@ impl<'a> MoverSide<'a> {
             .any(|pod| !is_deleting(pod) && shadow_uid(pod).is_none())
             || self.shadows.iter().any(|shadow| !is_deleting(shadow))
             || self.claim.as_ref().is_some_and(|claim| !is_deleting(claim))
-            || self.certificates.is_some()
+            || until == Until::End && self.certificates.is_some()
             || self.volume_may_go(until);
         if goes_now {
             Helpers::Incomplete
@@ -338,10 +338,14 @@ impl<'a> MoverSide<'a> {
             || self.volume.as_ref().is_some_and(is_deleting)
     }
 
-    /// Whether another client deletes the PV. It is not attached any more then, and exists until pod and claim are
-    /// deleted.
+    /// Whether another client deletes the PV, which exists until pod and claim are deleted.
     pub(super) fn loses_volume(&self) -> bool {
         self.volume.as_ref().is_some_and(is_deleting) && self.presence(Until::Again) == Helpers::Incomplete
+    }
+
+    /// Whether the PV is attached without a mover: pods of the user have the same handle.
+    fn is_shared(&self) -> bool {
+        self.is_attached && self.claim.is_none() && self.movers.is_empty()
     }
 
     /// Whether a pod will be deleted because its `ShadowPod` was.
@@ -359,6 +363,17 @@ impl<'a> MoverSide<'a> {
     ) -> Result<Live<Helpers>, GateError> {
         if self.loses_volume() {
             return Ok(Live::Known(Helpers::Incomplete));
+        }
+        if let Some(shared) = self
+            .volume
+            .as_ref()
+            .filter(|volume| is_deleting(*volume) && self.is_shared())
+        {
+            return Ok(Live::Unknown(format!(
+                "the PersistentVolume {} of the mover is being deleted, and pods use its attachment: it is replaced when they have \
+                 stopped",
+                shared.name_any()
+            )));
         }
         if self.is_leaving() {
             return Ok(Live::Known(Helpers::Leaving));

@@ -286,8 +286,9 @@ fn localhost_profiles(spec: &Value, cluster: &str) -> Option<(&'static str, Stri
         .flatten()
         .collect();
     let note = format!(
-        "the pod has profiles of type Localhost, which are files on nodes: {}. Without them on the nodes of the cluster {cluster}          it does not start there, and files of these names may be other profiles: put them on its nodes, or keep the pod on \
-         nodes of this cluster",
+        "the pod has profiles of type Localhost, which are files on nodes. Without them on the nodes of the cluster {cluster} it \
+         does not start there, and files of these names may be other profiles. Put them on its nodes, or keep the pod on nodes \
+         of this cluster: {}",
         joined(&named)
     );
     (!named.is_empty()).then_some(("LocalhostProfile", note))

@@ -156,7 +156,7 @@ async fn a_mover_does_not_count_as_a_user_of_the_volume() {
         world.api.put(
             &format!("{VOLUMES}/{name}"),
             json!({
-                "metadata": {"labels": {mark::MOVE: MOVE}},
+                "metadata": {"labels": {mark::MOVE: "earlier", mark::VOLUME: self::name()}},
                 "spec": {"csi": {"driver": "storage.liqo.io", "volumeHandle": handle}},
             }),
         );
