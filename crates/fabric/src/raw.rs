@@ -12,7 +12,7 @@ use crate::offload::{
     pods::{FINALIZER, GATE, HomePod, RemotePod, STARTED},
 };
 
-/// Why nothing is decided about a remote pod that others have marked otherwise.
+/// Why the state of a started remote pod is unknown whose annotations other clients have changed.
 const CHANGED_MARKS: &str = "its annotations fabric.storage.liqo.io/home-* were changed there. Restore them, or delete it there: \
                              this pod ends then";
 

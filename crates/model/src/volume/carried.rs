@@ -203,28 +203,25 @@ fn differences(now: &Map, wanted: &Map, before: &[String]) -> BTreeMap<String, O
 }
 
 fn is_carried(key: &str) -> bool {
-    let Some((domain, _)) = key.split_once('/') else {
-        return true;
-    };
     !OWN_MEANING
         .iter()
         .chain(&OWNERSHIP)
-        .any(|left_behind| is_within(domain, left_behind))
+        .any(|left_behind| has_domain(key, left_behind))
 }
 
 /// Whether deployment tools recognise their objects by this key.
 #[must_use]
 pub fn marks_ownership(key: &str) -> bool {
-    let domain = key.split_once('/').map(|(domain, _)| domain);
-    domain.is_some_and(|domain| OWNERSHIP.iter().any(|owner| is_within(domain, owner)))
+    OWNERSHIP.iter().any(|owner| has_domain(key, owner))
 }
 
-/// Whether `domain` is `parent` or below it.
+/// Whether the domain of the key of a label or annotation is `parent` or below it.
 #[must_use]
-pub fn is_within(domain: &str, parent: &str) -> bool {
-    domain
-        .strip_suffix(parent)
-        .is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+pub fn has_domain(key: &str, parent: &str) -> bool {
+    let above = key
+        .split_once('/')
+        .and_then(|(domain, _)| domain.strip_suffix(parent));
+    above.is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }
 
 #[cfg(test)]

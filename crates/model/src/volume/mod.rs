@@ -27,7 +27,7 @@ mod spec;
 mod transfer;
 
 pub use capabilities::{Access, AccessMode, Capabilities, Capability};
-pub use carried::{Carried, CarriedAnnotations, MetadataChanges, is_within, marks_ownership};
+pub use carried::{Carried, CarriedAnnotations, MetadataChanges, has_domain, marks_ownership};
 pub use claim_size::{ClaimSize, ResizeStage};
 pub use data_path::{
     CsiSource, DataPath, DataPathError, DriverRequirements, RealSource, SecretRef, TokenRequests, VolumeMode,

@@ -173,7 +173,7 @@ impl MovedVolume {
         let (pods, sets, of_movers) = tokio::try_join!(
             pods(&self.home, &name.namespace, &name.name),
             self.deleting_set(),
-            self.source_mover_volumes()
+            self.mover_volumes(Side::Source)
         )?;
         let outer = attachments.of(self.volume().as_str());
         let real = match &self.source.place {
@@ -203,14 +203,17 @@ impl MovedVolume {
         })
     }
 
-    /// The names of the PVs by which movers at home mount the source, also those of earlier moves.
-    async fn source_mover_volumes(&self) -> Result<Vec<String>, ApiError> {
-        let of_moves = format!("{},{}={}", mark::MOVE, mark::VOLUME, self.volume());
-        let source = self.source.id.to_string();
-        let name = |volume: PersistentVolume| {
-            let is_source = volume.spec?.csi?.volume_handle == source;
-            volume.metadata.name.filter(|_| is_source)
+    /// The names of the PVs by which movers at home mount this side, also those of earlier moves.
+    pub(crate) async fn mover_volumes(&self, side: Side) -> Result<Vec<String>, ApiError> {
+        let handle = match side {
+            Side::Source => self.source.id.to_string(),
+            Side::Target => self.target.id.to_string(),
         };
+        let name = |volume: PersistentVolume| {
+            let is_same = volume.spec?.csi?.volume_handle == handle;
+            volume.metadata.name.filter(|_| is_same)
+        };
+        let of_moves = format!("{},{}={}", mark::MOVE, mark::VOLUME, self.volume());
         self.volumes().pick(Some(&of_moves), None, name).await
     }
 

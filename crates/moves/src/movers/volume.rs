@@ -238,15 +238,9 @@ async fn target(
 /// its name, and Kubernetes keeps an attachment while a pod on that node uses the handle: with a second PV, the new
 /// mover would get the real volume of the earlier move, which was deleted.
 async fn earlier_target(moved: &MovedVolume) -> Result<Option<String>, GateError> {
-    let handle = moved.target.id.to_string();
     let ours = Names::of(moved).of_role(Role::Mover(Side::Target));
-    let same = |volume: PersistentVolume| {
-        let name = volume.name_any();
-        (name != ours && volume.spec?.csi?.volume_handle == handle).then_some(name)
-    };
-    let of_moves = format!("{},{}={}", mark::MOVE, mark::VOLUME, moved.volume());
-    let found = moved.volumes().pick(Some(&of_moves), None, same).await?;
-    Ok(found.into_iter().next())
+    let found = moved.mover_volumes(Side::Target).await?;
+    Ok(found.into_iter().find(|name| *name != ours))
 }
 
 /// How `ControllerPublish` recognizes a mover.

@@ -276,14 +276,15 @@ fn localhost_profiles(spec: &Value, cluster: &str) -> Option<(&'static str, Stri
     let contexts = std::iter::once(("spec".to_owned(), &spec["securityContext"])).chain(of_containers);
     let named: BTreeSet<String> = contexts
         .flat_map(|(place, context)| {
-            ["seccompProfile", "appArmorProfile"].map(|field| {
-                let profile = &context[field];
+            let profiles = ["seccompProfile", "appArmorProfile"].map(|field| (field, &context[field]));
+            let of_nodes = profiles
+                .into_iter()
+                .filter(|(_, profile)| profile["type"] == "Localhost");
+            of_nodes.map(move |(field, profile)| {
                 let name = profile["localhostProfile"].as_str().unwrap_or_default();
-                let name = cut(name, LONGEST_NAMED);
-                (profile["type"] == "Localhost").then(|| format!("{name} ({place}.securityContext.{field})"))
+                format!("{} ({place}.securityContext.{field})", cut(name, LONGEST_NAMED))
             })
         })
-        .flatten()
         .collect();
     let note = format!(
         "the pod has profiles of type Localhost, which are files on nodes. Without them on the nodes of the cluster {cluster} it \

@@ -12,7 +12,7 @@ use super::{
     changes::{self, CARRIED as RECORD},
     volumes,
 };
-use crate::{offload::reflection::Kind, volume::is_within};
+use crate::{offload::reflection::Kind, volume::has_domain};
 
 /// Label of virtual nodes, here and in remote clusters that have their own.
 const NODE_KIND: &str = "liqo.io/type";
@@ -284,8 +284,7 @@ fn is_carried_label(key: &str) -> bool {
 }
 
 fn is_carried_annotation(key: &str, home: &Value) -> bool {
-    let domain = key.split_once('/').map_or("", |(domain, _)| domain);
-    let is_tracking = TRACKING.iter().any(|tool| is_within(domain, tool));
+    let is_tracking = TRACKING.iter().any(|tool| has_domain(key, tool));
     is_carried(key)
         && !ABOUT_HOME.iter().any(|one| key.starts_with(one))
         && (!is_tracking || names_field(&home["spec"], &format!("metadata.annotations['{key}']")))
@@ -662,7 +661,7 @@ fn tolerations(spec: &Value, settings: &RemoteSettings) -> Value {
 fn spread(spec: &Value, labels: &BTreeMap<String, String>) -> Value {
     let all = spec["topologySpreadConstraints"].as_array();
     let mut all: Vec<Value> = all.into_iter().flatten().cloned().collect();
-    all.retain(|one| !is_key_of_home(one["topologyKey"].as_str().unwrap_or_default()));
+    all.retain(|one| !has_domain(one["topologyKey"].as_str().unwrap_or_default(), "liqo.io"));
     all.sort_by_key(|one| one["whenUnsatisfiable"] != "DoNotSchedule");
     let mut softened: Vec<Value> = Vec::new();
     for mut one in all {
@@ -682,11 +681,6 @@ fn spread(spec: &Value, labels: &BTreeMap<String, String>) -> Value {
         }
     }
     softened.into()
-}
-
-/// Whether a label of nodes is one of Liqo or this driver, which describes the nodes of the home cluster.
-pub(super) fn is_key_of_home(key: &str) -> bool {
-    is_within(key.split_once('/').map_or("", |(domain, _)| domain), "liqo.io")
 }
 
 /// Moves `matchLabelKeys` into the selector, where the home API server may have added them already.

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     offload::service_names::{addresses, namespaces, short_names},
-    volume::{digest, is_within, marks_ownership},
+    volume::{digest, has_domain, marks_ownership},
 };
 
 /// Digits of the hashes in a [`Fingerprint`].
@@ -274,11 +274,10 @@ pub fn patch(kind: Kind, there: &Value, wanted: &Value, marks: &Marks) -> Value 
 
 fn carried(all: Pairs, marks: &Marks) -> Pairs {
     let stays = |key: &str| {
-        let domain = key.split_once('/').map_or("", |(domain, _)| domain);
         key == PROXY
             || marks_ownership(key)
             || marks.labels.contains_key(key)
-            || OWN_MEANING.iter().any(|own| is_within(domain, own))
+            || OWN_MEANING.iter().any(|own| has_domain(key, own))
     };
     all.into_iter().filter(|(key, _)| !stays(key)).collect()
 }

@@ -165,7 +165,8 @@ fn ungate(
     }
 }
 
-/// Restores the claim in a gated PV. If the claim does not exist, the PV stays retained.
+/// Restores the claim in a gated PV. If the claim does not exist, the PV stays retained. In a rollback `to` Copying the
+/// mover is needed again.
 fn restore_gated(
     note: &GateNote,
     to: RollbackTo,

@@ -6,11 +6,11 @@ use serde_json::Value;
 
 use super::{
     super::spec::{
-        CARRIED_NODE_LABELS, POD_AFFINITIES, PREFERRED, REQUIRED, excludes_virtual_nodes, is_key_of_home,
-        names_namespaces,
+        CARRIED_NODE_LABELS, POD_AFFINITIES, PREFERRED, REQUIRED, excludes_virtual_nodes, names_namespaces,
     },
     Destination, joined,
 };
+use crate::volume::has_domain;
 
 /// Labels by which a pod selects virtual nodes, in addition to those in the domain liqo.io.
 const OF_VIRTUAL_NODES: [&str; 3] = ["kubernetes.io/hostname", "kubernetes.io/role", "type"];
@@ -20,7 +20,7 @@ pub(super) fn ignored_labels<'a>(spec: &'a Value, selected: &BTreeSet<String>) -
     let is_ignored = |key: &&str| {
         !CARRIED_NODE_LABELS.contains(key)
             && !OF_VIRTUAL_NODES.contains(key)
-            && !is_key_of_home(key)
+            && !has_domain(key, "liqo.io")
             && !selected.contains(*key)
     };
     let selector = spec["nodeSelector"].as_object().into_iter().flatten();
@@ -88,7 +88,7 @@ pub(super) fn spread_preferred(spec: &Value, cluster: &str) -> Option<(&'static 
     let required: BTreeSet<&str> = all
         .filter(|one| one["whenUnsatisfiable"] == "DoNotSchedule")
         .filter_map(|one| one["topologyKey"].as_str())
-        .filter(|key| !is_key_of_home(key))
+        .filter(|key| !has_domain(key, "liqo.io"))
         .collect();
     let note = format!(
         "the pod requires (DoNotSchedule) that pods are spread by {}: the scheduler here counts the cluster {cluster} as one \

@@ -736,6 +736,11 @@ impl World {
         let mut gone_while_attached = false;
         let mut given_away = false;
         let same_namespace = self.same_namespace;
+        // The model has no PVs of movers.
+        let step = match step {
+            ClaimStep::PauseSource => ClaimStep::RemoveHelpers(Side::Source),
+            step => step,
+        };
         match step {
             ClaimStep::Lock { claim: at, .. } if claim(volume, &at) => {
                 if let Some(claim) = volume.claim.as_mut().filter(|claim| !claim.deleting) {
@@ -778,10 +783,6 @@ impl World {
             }
             ClaimStep::RemoveHelpers(side) if !silent[index(side)] => {
                 volume.helpers[index(side)] = false;
-                volume.copied.running = None;
-            }
-            ClaimStep::PauseSource if !silent[SOURCE] => {
-                volume.helpers[SOURCE] = false;
                 volume.copied.running = None;
             }
             ClaimStep::StartPass(pass @ Pass::Finish(_)) if volume.helpers[TARGET] => {
