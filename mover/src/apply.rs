@@ -14,7 +14,7 @@ use std::{
 };
 
 use rustix::{
-    fs::{FallocateFlags, Mode, OFlags},
+    fs::{AtFlags, FallocateFlags, Mode, OFlags},
     io::Errno,
 };
 
@@ -376,6 +376,23 @@ impl ReceiveState {
                 .file_to_change(&job.path)
                 .map_err(Error::tree("opening", &job.path));
         }
+        let parent = self.parent(job, directory)?;
+        create(parent, &job.name).map_err(|errno| match errno {
+            // The name did not exist when the directory was read.
+            Errno::EXIST => Error::CaseClash {
+                path: job.path.clone(),
+            },
+            errno => Error::tree("creating", &job.path)(errno),
+        })
+    }
+
+    /// The directory of a file at the target.
+    fn parent<'d>(
+        &self,
+        job: &FileJob,
+        directory: &'d mut LastDirectory,
+    ) -> Result<rustix::fd::BorrowedFd<'d>, Error> {
+        let tree = self.tree.as_ref().ok_or_else(SessionStatus::ended)?;
         if directory.as_ref().is_none_or(|(path, _)| *path != job.parent) {
             let fd = tree
                 .directory(&job.parent)
@@ -383,13 +400,7 @@ impl ReceiveState {
             *directory = Some((job.parent.clone(), fd));
         }
         let (_, parent) = directory.as_ref().ok_or_else(SessionStatus::ended)?;
-        create(parent.as_fd(), &job.name).map_err(|errno| match errno {
-            // The name did not exist when the directory was read.
-            Errno::EXIST => Error::CaseClash {
-                path: job.path.clone(),
-            },
-            errno => Error::tree("creating", &job.path)(errno),
-        })
+        Ok(parent.as_fd())
     }
 
     fn end(
@@ -451,6 +462,17 @@ impl ReceiveState {
             return Ok(());
         }
         if job.gone.load(Ordering::Relaxed) {
+            // The source lists it no more, and what exists here may be incomplete.
+            match rustix::fs::unlinkat(
+                self.parent(job, directory)?,
+                job.name.as_bytes(),
+                AtFlags::empty(),
+            ) {
+                Err(errno) if errno != Errno::NOENT => {
+                    return Err(Error::tree("deleting", &job.path)(errno));
+                }
+                _ => {}
+            }
             job.slot.fill(Outcome::Gone);
             return Ok(());
         }

@@ -71,6 +71,8 @@ pub(crate) enum Item {
         touched: u32,
         losses: Losses,
     },
+    /// A directory that the source lists, and that does not exist here.
+    Missed(TreePath),
     /// Chunks of a device.
     Range {
         first: u64,
@@ -89,7 +91,7 @@ impl Item {
 
     fn cost(&self) -> usize {
         match self {
-            Self::Directory { path, .. } => 320 + path.as_bytes().len(),
+            Self::Directory { path, .. } | Self::Missed(path) => 320 + path.as_bytes().len(),
             Self::Kept(record) => record.cost(),
             Self::Record { record, .. } => record.cost() + 320,
             Self::End { losses, .. } => 64 + losses.cost(),
@@ -306,6 +308,11 @@ impl<'a> Committer<'a> {
                 touched,
                 losses,
             },
+            Item::Missed(path) => {
+                self.counts.unsteady += 1;
+                self.counts.first_unsteady.get_or_insert(path);
+                return Ok(());
+            }
             Item::Range { first, job } => {
                 if let Some(Outcome::Done { wrote: true, .. }) = job.slot.0.get() {
                     self.counts.written.insert(first);

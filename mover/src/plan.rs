@@ -14,7 +14,7 @@ use std::{
 };
 
 use rustix::{
-    fs::{AtFlags, FileType, Mode, OFlags},
+    fs::{Advice, AtFlags, FileType, Mode, OFlags},
     io::Errno,
 };
 
@@ -33,7 +33,7 @@ use crate::{
     read::hash_data,
     scan::{is_journal, refuse_journal},
     session::{ControlLane, SessionStatus},
-    tree::{At, Tree, file_type, inode_of, read_link, type_of},
+    tree::{At, Tree, file_type, inode_of, is_gone, read_link, type_of},
 };
 
 /// Fetches in one message.
@@ -74,6 +74,8 @@ pub(crate) struct Planner<'a> {
 #[derive(Default)]
 pub(crate) struct Walk {
     current: Option<Current>,
+    /// A directory whose listing is ignored until its end.
+    missed: Option<TreePath>,
     last_directory: Option<TreePath>,
     seen: HashSet<u64>,
     fetches: Vec<RawFetch>,
@@ -118,6 +120,10 @@ impl Planner<'_> {
         if !self.use_stamps || !self.old.seek(path)? {
             return Err(unknown());
         }
+        // It was moved away and back while the directory above was listed, and deleted here in between.
+        if self.changes.has_removed() && matches!(self.tree.directory(path), Err(errno) if is_gone(errno)) {
+            return self.miss(path);
+        }
         let Some(own) = self.old.own() else {
             return Err(unknown());
         };
@@ -154,7 +160,14 @@ impl Planner<'_> {
         let is_same = was.is_some_and(|was| !self.stamps_count || *was == own);
         self.totals.changed += u64::from(!is_same);
         self.changes.directory(path).map_err(Error::Journal)?;
-        let present = Present::open(self.tree, path).map_err(Error::tree("opening directory", path))?;
+        let present = match Present::open(self.tree, path) {
+            // It was created, or took the place of a file, after the directory above was listed.
+            Err(Errno::NOENT | Errno::NOTDIR) if !path.is_root() => {
+                self.walk.missed = Some(path.clone());
+                return self.miss(path);
+            }
+            opened => opened.map_err(Error::tree("opening directory", path))?,
+        };
         let line = Line::Directory {
             path: path.clone(),
             own: own.clone(),
@@ -183,9 +196,17 @@ impl Planner<'_> {
         Ok(())
     }
 
+    /// A directory that does not exist here. The next pass copies it.
+    fn miss(&mut self, path: &TreePath) -> Result<(), Error> {
+        self.push(Item::Missed(path.clone()))
+    }
+
     fn enter(&mut self, path: &TreePath) -> Result<(), Error> {
         refuse_journal(path)?;
-        if self.walk.current.is_some() || self.walk.last_directory.as_ref().is_some_and(|last| path <= last) {
+        if self.walk.current.is_some()
+            || self.walk.missed.is_some()
+            || self.walk.last_directory.as_ref().is_some_and(|last| path <= last)
+        {
             return Err(Error::Protocol("it lists directories out of order".to_owned()));
         }
         if self.walk.last_directory.is_none() && !path.is_root() {
@@ -203,6 +224,9 @@ impl Planner<'_> {
 
     /// The next entry of the current directory.
     pub(crate) fn entry(&mut self, path: &TreePath, entry: Entry) -> Result<(), Error> {
+        if self.walk.missed.as_ref() == Some(path) {
+            return Ok(());
+        }
         let Some(mut current) = self.take_current(path) else {
             return Err(Error::Protocol(
                 "it lists entries without their directory".to_owned(),
@@ -235,6 +259,9 @@ impl Planner<'_> {
 
     /// The end of the current directory.
     pub(crate) fn end(&mut self, path: &TreePath, losses: Losses) -> Result<(), Error> {
+        if self.walk.missed.take_if(|missed| missed == path).is_some() {
+            return Ok(());
+        }
         let Some(mut current) = self.take_current(path) else {
             return Err(Error::Protocol(
                 "it ends a directory that has not begun".to_owned(),
@@ -255,7 +282,8 @@ impl Planner<'_> {
 
     /// The walk is over.
     pub(crate) fn finish(&mut self) -> Result<(), Error> {
-        if self.walk.current.is_some() || self.walk.last_directory.is_none() {
+        let is_within = self.walk.current.is_some() || self.walk.missed.is_some();
+        if is_within || self.walk.last_directory.is_none() {
             return Err(Error::Protocol(
                 "its listing ends in the middle of a directory".to_owned(),
             ));
@@ -489,9 +517,10 @@ impl Planner<'_> {
             });
         }
         let clean = self.settled(&entry.inode.stamp);
+        // Content of a file with several names may have been written under another one since.
         let content_known = old
             .as_ref()
-            .filter(|old| old.content.is_some() && !entry.inode.linked);
+            .filter(|old| old.content.is_some() && !entry.inode.linked && !old.entry.inode.linked);
         let attributes_stand = content_known.is_some_and(|old| {
             let (was, is) = (&old.entry.inode, &entry.inode);
             was.attributes == is.attributes
@@ -502,11 +531,16 @@ impl Planner<'_> {
         let known = match content_known {
             Some(old) if old.entry.inode.stamp.size > CHUNK as u64 => KnownContent::Chunks,
             Some(old) => KnownContent::Only(old.content),
-            None if present => KnownContent::OnDisk(
-                self.tree
+            None if present => {
+                let file = self
+                    .tree
                     .file(path, OFlags::RDONLY)
-                    .map_err(Error::tree("opening", path))?,
-            ),
+                    .map_err(Error::tree("opening", path))?;
+                // After a failed write, the cache has what the disk does not have.
+                rustix::fs::fadvise(&file, 0, None, Advice::DontNeed)
+                    .map_err(Error::tree("reading", path))?;
+                KnownContent::OnDisk(file)
+            }
             None => KnownContent::Nothing,
         };
         let (chunks, mut fresh) = (chunks_of(size), !present);

@@ -312,6 +312,10 @@ impl Session<'_> {
         let received = self.link.state.received();
         let (ready, totals) = self.begin(pass)?;
         let journal = &self.target.journal;
+        if header.is_none() && journal.verified() > 0 {
+            // Passes are counted from the beginning again.
+            journal.set_verified(0).map_err(Error::Journal)?;
+        }
         let clock = ready.clock;
         let by_stamps = ready.stamps_count
             && !options.reread

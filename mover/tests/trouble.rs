@@ -17,7 +17,7 @@ use std::{
 };
 
 use common::{
-    Image, Pair, Relay, TEST_TIMEOUT, acceptor, assert_same_trees, dial, id, is_root, with_session,
+    Image, Lease, Pair, Relay, TEST_TIMEOUT, acceptor, assert_same_trees, dial, id, is_root, with_session,
 };
 use mover::{
     error::Error,
@@ -466,38 +466,6 @@ impl Mapping {
 }
 
 impl Drop for Mapping {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// A process with a write lease on a file, as file servers have for a client that caches its writes.
-struct Lease(Child);
-
-impl Lease {
-    /// `signalled` is what the process does when the kernel asks for the lease, in Perl.
-    fn of(path: &Path, signalled: &str) -> Self {
-        let program = format!(
-            "open(our $f, '+<', $ARGV[0]) or die $!; $SIG{{IO}} = {signalled}; \
-             fcntl($f, 1024, 1) or die \"F_SETLEASE: $!\"; $| = 1; print \"held\\n\"; <STDIN>"
-        );
-        let mut child = Command::new("perl")
-            .args(["-e", &program])
-            .arg(path)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("every Debian has perl-base");
-        let mut line = String::new();
-        let mut output = BufReader::new(child.stdout.take().unwrap());
-        output.read_line(&mut line).unwrap();
-        assert_eq!(line, "held\n");
-        Self(child)
-    }
-}
-
-impl Drop for Lease {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();

@@ -54,6 +54,11 @@ impl Changes {
         Ok(())
     }
 
+    /// Whether this pass has deleted a directory.
+    pub(crate) fn has_removed(&self) -> bool {
+        self.has_removed
+    }
+
     /// The inode of this name is about to be written or replaced. The note survives a crash of this process.
     pub(crate) fn name(&mut self, directory: &TreePath, name: &Name) -> io::Result<()> {
         self.unsynced = true;

@@ -5,14 +5,15 @@
 
 use std::{
     collections::BTreeMap,
-    fs, io,
+    fs,
+    io::{self, BufRead as _, BufReader},
     net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
     os::unix::{
         ffi::{OsStrExt, OsStringExt},
         fs::{FileTypeExt, MetadataExt},
     },
     path::{Path, PathBuf},
-    process::Command,
+    process::{Child, Command, Stdio},
     sync::{
         Arc,
         atomic::{AtomicU16, Ordering},
@@ -461,4 +462,36 @@ fn shovel(mut from: TcpStream, mut to: TcpStream, state: &std::sync::Mutex<Relay
         }
     }
     let _ = to.shutdown(std::net::Shutdown::Write);
+}
+
+/// A process with a write lease on a file, as file servers have for a client that caches its writes.
+pub(crate) struct Lease(Child);
+
+impl Lease {
+    /// `signalled` is what the process does when the kernel asks for the lease, in Perl.
+    pub(crate) fn of(path: &Path, signalled: &str) -> Self {
+        let program = format!(
+            "open(our $f, '+<', $ARGV[0]) or die $!; $SIG{{IO}} = {signalled}; \
+             fcntl($f, 1024, 1) or die \"F_SETLEASE: $!\"; $| = 1; print \"held\\n\"; <STDIN>"
+        );
+        let mut child = Command::new("perl")
+            .args(["-e", &program])
+            .arg(path)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("every Debian has perl-base");
+        let mut line = String::new();
+        let mut output = BufReader::new(child.stdout.take().unwrap());
+        output.read_line(&mut line).unwrap();
+        assert_eq!(line, "held\n");
+        Self(child)
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }

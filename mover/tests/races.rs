@@ -1,0 +1,138 @@
+//! The source changes between two reads of one pass. A file under a lease stops the listing of its directory until the
+//! process that has the lease has made the change. No such change may lead to a wrong copy, or to an error that says
+//! that the target returns wrong data.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests panic")]
+
+mod common;
+
+use std::{fs, path::Path};
+
+use common::{Lease, Pair};
+use mover::{
+    target::PassOptions,
+    verify::{Scope, Verification},
+};
+
+/// A pass during whose listing of the directory of `leased` these Perl statements run once.
+fn pass_with(pair: &Pair, leased: &Path, change: &str) -> Verification {
+    let wait = "select(undef, undef, undef, 0.3);";
+    let lease = Lease::of(leased, &format!("sub {{ {wait} {change}; fcntl($f, 1024, 2) }}"));
+    pair.pass(PassOptions::default());
+    drop(lease);
+    pair.open().verify(Scope::Touched).unwrap()
+}
+
+/// In Perl, writes a text to a file: `>` replaces its content, `>>` appends.
+fn write(path: &Path, how: &str, text: &str) -> String {
+    format!(
+        "open(my $o, '{how}', '{}'); print $o '{text}'; close($o)",
+        path.display()
+    )
+}
+
+fn settle() {
+    std::thread::sleep(std::time::Duration::from_millis(60));
+}
+
+/// A pair whose source has one file as `a/x` and `z/b/x`. In between `m/leased` is read: the walk reads `z/b` after that, as
+/// it reads directories ahead, but none below them.
+fn linked() -> Pair {
+    let pair = Pair::new();
+    let at = |path: &str| pair.source.join(path);
+    for directory in ["a", "m", "z/b"] {
+        fs::create_dir_all(at(directory)).unwrap();
+    }
+    fs::write(at("a/x"), "before").unwrap();
+    fs::hard_link(at("a/x"), at("z/b/x")).unwrap();
+    fs::write(at("m/leased"), "").unwrap();
+    pair
+}
+
+#[test]
+fn content_written_under_another_name_is_not_taken_for_that_of_before() {
+    let pair = linked();
+    let at = |path: &str| pair.source.join(path);
+    for _ in 0..2 {
+        settle();
+        pair.pass(PassOptions::default());
+    }
+    // So that the directory is listed.
+    fs::write(at("m/new"), "").unwrap();
+    pass_with(&pair, &at("m/leased"), &write(&at("z/b/x"), ">", "middle"));
+    assert_eq!(fs::read(pair.target.join("a/x")).unwrap(), b"middle");
+    fs::write(at("a/x"), "before").unwrap();
+    fs::remove_file(at("z/b/x")).unwrap();
+    settle();
+    pair.last_pass();
+}
+
+#[test]
+fn a_subdirectory_that_is_created_after_its_parent_was_listed_is_copied_by_the_next_pass() {
+    let pair = Pair::new();
+    for at in 0..4200 {
+        fs::create_dir(pair.source.join(format!("d{at:04}"))).unwrap();
+    }
+    let leased = pair.source.join("d0000/leased");
+    fs::write(&leased, "").unwrap();
+    let new = pair.source.join("e");
+    let change = format!(
+        "mkdir('{0}'); {1}",
+        new.display(),
+        write(&new.join("file"), ">", "x")
+    );
+    let found = pass_with(&pair, &leased, &change);
+    assert!(found.is_equal_as_sent(), "{:?}", found.differences);
+    pair.last_pass();
+}
+
+#[test]
+fn files_that_are_deleted_before_they_are_read_are_no_difference() {
+    let pair = Pair::new();
+    let at = |name: &str| pair.source.join(name);
+    for name in ["changed", "leased"] {
+        fs::write(at(name), "x").unwrap();
+    }
+    pair.pass(PassOptions::default());
+    settle();
+    fs::write(at("changed"), "y").unwrap();
+    fs::write(at("large"), vec![1; 3 << 20]).unwrap();
+    let all = ["changed", "large"].map(|name| format!("unlink('{}')", at(name).display()));
+    let found = pass_with(&pair, &at("leased"), &all.join("; "));
+    assert!(found.is_equal_as_sent(), "{:?}", found.differences);
+    assert!(!pair.target.join("changed").exists());
+    pair.last_pass();
+}
+
+#[test]
+fn a_linked_file_that_grows_between_the_listings_of_its_names_is_no_difference() {
+    let pair = linked();
+    let at = |path: &str| pair.source.join(path);
+    let found = pass_with(&pair, &at("m/leased"), &write(&at("z/b/x"), ">>", "line"));
+    assert!(found.is_equal_as_sent(), "{:?}", found.differences);
+    assert_eq!(found.unknown, 1, "the names were listed with the same size");
+    settle();
+    pair.last_pass();
+}
+
+/// An unreadable block counts as its end.
+#[test]
+fn a_journal_that_ends_too_early_is_not_equal() {
+    let pair = Pair::new();
+    for name in ["a", "b"] {
+        fs::create_dir(pair.source.join(name)).unwrap();
+        fs::write(pair.source.join(name).join("file"), name).unwrap();
+    }
+    pair.last_pass();
+    let journal = fs::read_dir(&pair.target).unwrap().find_map(|entry| {
+        let entries = entry.unwrap().path().join("entries");
+        entries.exists().then_some(entries)
+    });
+    let journal = journal.unwrap();
+    let whole = fs::read(&journal).unwrap();
+    let is_equal = |bytes: &[u8]| {
+        fs::write(&journal, bytes).unwrap();
+        pair.open().verify(Scope::All).is_ok_and(|found| found.is_equal())
+    };
+    let equal: Vec<usize> = (0..=whole.len()).filter(|end| is_equal(&whole[..*end])).collect();
+    assert_eq!(equal, [whole.len()]);
+}
