@@ -12,6 +12,8 @@
 //! removed      exists once the pass that is in progress, or one that only deletes, has
 //!              deleted a directory
 //! verified     the pass up to which the disk was read back
+//! differs      exists if the disk did not have what was written: the next pass hashes
+//!              all files
 //! chunks/      hashes of the chunks of files with more than one, zeros for holes
 //! links/       a hard link to each inode with several names, by the source's number
 //! ```
@@ -235,6 +237,15 @@ impl Journal {
     pub(crate) fn set_verified(&self, pass: u32) -> io::Result<()> {
         fs::write(self.file("verified.new"), pass.to_string())?;
         fs::rename(self.file("verified.new"), self.file("verified"))
+    }
+
+    /// The disk does not have what was written.
+    pub(crate) fn note_difference(&self) -> io::Result<()> {
+        File::create(self.file("differs")).map(drop)
+    }
+
+    pub(crate) fn has_difference(&self) -> bool {
+        self.file("differs").exists()
     }
 
     /// After a pass that was not completed: merges its records on disk with those of the pass before for

@@ -213,9 +213,12 @@ impl Target {
             }
             feeder.finish()
         })?;
-        if found.is_equal_as_sent() {
-            self.journal.set_verified(header.pass).map_err(Error::Journal)?;
-        }
+        let noted = if found.is_equal_as_sent() {
+            self.journal.set_verified(header.pass)
+        } else {
+            self.journal.note_difference()
+        };
+        noted.map_err(Error::Journal)?;
         Ok(found)
     }
 }
