@@ -14,7 +14,7 @@ use std::{
 };
 
 use rustix::{
-    fs::{AtFlags, FallocateFlags, Mode, OFlags},
+    fs::{FallocateFlags, Mode, OFlags},
     io::Errno,
 };
 
@@ -28,6 +28,7 @@ use crate::{
     ledger::{Outcome, Slot},
     path::{Name, TreePath},
     piece::{CHUNK, Piece, Pieces, Range, chunk_length, chunks_of, hash_chunk, hash_hole, hash_of_hashes},
+    present::unlink,
     session::{SessionStatus, lock},
     source::MAX_FETCHES,
     tree::{At, Tree},
@@ -462,16 +463,11 @@ impl ReceiveState {
             return Ok(());
         }
         if job.gone.load(Ordering::Relaxed) {
+            let exists = !job.fresh || job.chunks.is_some() || job.wrote.load(Ordering::Relaxed);
             // The source lists it no more, and what exists here may be incomplete.
-            match rustix::fs::unlinkat(
-                self.parent(job, directory)?,
-                job.name.as_bytes(),
-                AtFlags::empty(),
-            ) {
-                Err(errno) if errno != Errno::NOENT => {
-                    return Err(Error::tree("deleting", &job.path)(errno));
-                }
-                _ => {}
+            if exists {
+                unlink(self.parent(job, directory)?, &job.name)
+                    .map_err(Error::tree("deleting", &job.path))?;
             }
             job.slot.fill(Outcome::Gone);
             return Ok(());

@@ -244,8 +244,20 @@ impl Journal {
         File::create(self.file("differs")).map(drop)
     }
 
-    pub(crate) fn has_difference(&self) -> bool {
-        self.file("differs").exists()
+    /// After a difference, forgets what is on disk. The groups of hard links are as at the source, and stay: without them,
+    /// each name would get an inode of its own until the last one is listed, for which there may be no space.
+    pub(crate) fn forget_differing(&self) -> io::Result<()> {
+        if !self.file("differs").exists() {
+            return Ok(());
+        }
+        self.forget(&[
+            "entries",
+            "entries.new",
+            "changed",
+            "removed",
+            "verified",
+            "differs",
+        ])
     }
 
     /// After a pass that was not completed: merges its records on disk with those of the pass before for

@@ -3,7 +3,7 @@
 //! written in one order.
 
 use std::{
-    collections::{BTreeSet, VecDeque},
+    collections::{BTreeSet, HashSet, VecDeque},
     fs::File,
     sync::{Arc, Condvar, Mutex, OnceLock, PoisonError},
     time::{Duration, Instant},
@@ -208,6 +208,8 @@ pub(crate) struct Committer<'a> {
     /// Whether the current directory is clean so far.
     clean: bool,
     directory: TreePath,
+    /// Inodes with several names whose content was not copied under the first one.
+    gone: HashSet<u64>,
 }
 
 impl<'a> Committer<'a> {
@@ -235,6 +237,7 @@ impl<'a> Committer<'a> {
             counts,
             clean: false,
             directory,
+            gone: HashSet::new(),
         }
     }
 
@@ -272,7 +275,9 @@ impl<'a> Committer<'a> {
                 self.directory = path.clone();
                 Line::Directory { path, own }
             }
-            Item::Kept(record) => {
+            Item::Kept(mut record) => {
+                record.clean &=
+                    !(record.entry.inode.linked && self.gone.contains(&record.entry.inode.stamp.ino));
                 self.clean &= record.clean;
                 Line::Record(record)
             }
@@ -295,6 +300,9 @@ impl<'a> Committer<'a> {
                 }
                 Some(Outcome::Gone) | None => {
                     self.count(&record);
+                    if record.entry.inode.linked {
+                        self.gone.insert(record.entry.inode.stamp.ino);
+                    }
                     self.clean = false;
                     return Ok(());
                 }

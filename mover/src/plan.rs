@@ -162,7 +162,7 @@ impl Planner<'_> {
         self.changes.directory(path).map_err(Error::Journal)?;
         let present = match Present::open(self.tree, path) {
             // It was created, or took the place of a file, after the directory above was listed.
-            Err(Errno::NOENT | Errno::NOTDIR) if !path.is_root() => {
+            Err(errno) if is_gone(errno) && !path.is_root() => {
                 self.walk.missed = Some(path.clone());
                 return self.miss(path);
             }

@@ -248,9 +248,7 @@ impl Session<'_> {
     fn prepare(&mut self) -> Result<(), Error> {
         self.target.free_space()?;
         self.target.journal.make().map_err(Error::Journal)?;
-        if self.target.journal.has_difference() {
-            self.target.journal.clear().map_err(Error::Journal)?;
-        }
+        self.target.journal.forget_differing().map_err(Error::Journal)?;
         if self.target.full {
             self.prune()?;
             self.target.full = false;

@@ -2,7 +2,7 @@
 //! root hash over all metadata and content; where they differ, the paths are named.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, HashSet, VecDeque},
     fmt,
     os::fd::{AsFd, OwnedFd},
     sync::{Arc, Mutex, mpsc},
@@ -161,10 +161,12 @@ impl Target {
             Scope::All => 0,
         };
         let groups = self.journal.links().map_err(Error::Journal)?;
+        let unsettled = self.unsettled_links()?;
         let reader = ReadBack {
             tree: &self.tree,
             journal: &self.journal,
             links: groups,
+            unsettled,
             from,
             attributes: scope == Scope::TouchedAndAttributes,
         };
@@ -213,12 +215,31 @@ impl Target {
             }
             feeder.finish()
         })?;
-        let noted = if found.is_equal_as_sent() {
-            self.journal.set_verified(header.pass)
+        if found.is_equal_as_sent() {
+            self.journal.set_verified(header.pass).map_err(Error::Journal)?;
         } else {
-            self.journal.note_difference()
+            // Without the note the next pass repairs nothing, but the differences are reported.
+            let _ = self.journal.note_difference();
+        }
+        Ok(found)
+    }
+}
+
+impl Target {
+    /// The source's numbers of inodes with several names of which one was not settled when it was listed.
+    fn unsettled_links(&self) -> Result<HashSet<u64>, Error> {
+        let mut found = HashSet::new();
+        let Some((_, mut lines)) = self.journal.read().map_err(Error::Journal)? else {
+            return Ok(found);
         };
-        noted.map_err(Error::Journal)?;
+        while let Some(line) = lines.next().map_err(Error::Journal)? {
+            if let Line::Record(record) = line
+                && record.entry.inode.linked
+                && !record.clean
+            {
+                found.insert(record.entry.inode.stamp.ino);
+            }
+        }
         Ok(found)
     }
 }
@@ -461,6 +482,8 @@ struct ReadBack<'a> {
     tree: &'a Arc<Tree>,
     journal: &'a Journal,
     links: OwnedFd,
+    /// See [`Target::unsettled_links`].
+    unsettled: HashSet<u64>,
     /// Entries that were touched after this pass are read.
     from: u32,
     /// Whether the attributes of all other entries are compared.
@@ -552,7 +575,7 @@ impl ReadBack<'_> {
         }
         let before = result.differences.len();
         compare(&path, inode, &there, &mut result.differences);
-        if inode.linked && !record.clean && result.differences.len() > before {
+        if inode.linked && self.unsettled.contains(&inode.stamp.ino) && result.differences.len() > before {
             // It changed between the listings of two of its names: the inode is as under the other one.
             result.differences.truncate(before);
             result.differences.push(Difference {
