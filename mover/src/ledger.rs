@@ -16,6 +16,7 @@ use crate::{
     journal::{JournalWriter, Line, Record},
     loss::Losses,
     path::TreePath,
+    plan::MAX_SEEN,
     session::{SessionStatus, lock},
     tree::Tree,
 };
@@ -276,8 +277,9 @@ impl<'a> Committer<'a> {
                 Line::Directory { path, own }
             }
             Item::Kept(mut record) => {
-                record.clean &=
-                    !(record.entry.inode.linked && self.gone.contains(&record.entry.inode.stamp.ino));
+                let is_full = self.gone.len() >= MAX_SEEN;
+                let is_gone = is_full || self.gone.contains(&record.entry.inode.stamp.ino);
+                record.clean &= !(record.entry.inode.linked && is_gone);
                 self.clean &= record.clean;
                 Line::Record(record)
             }
@@ -300,7 +302,7 @@ impl<'a> Committer<'a> {
                 }
                 Some(Outcome::Gone) | None => {
                     self.count(&record);
-                    if record.entry.inode.linked {
+                    if record.entry.inode.linked && self.gone.len() < MAX_SEEN {
                         self.gone.insert(record.entry.inode.stamp.ino);
                     }
                     self.clean = false;

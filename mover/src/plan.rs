@@ -42,7 +42,7 @@ const FETCHES: usize = 64;
 const LONGEST_FILE: u64 = 128 << 40;
 /// Maximum number of inodes with several names that are remembered in one pass. For further ones, content
 /// may be compared once for each name.
-const MAX_SEEN: usize = 1 << 20;
+pub(crate) const MAX_SEEN: usize = 1 << 20;
 
 /// One pass over the listings of the source.
 pub(crate) struct Planner<'a> {
@@ -162,11 +162,18 @@ impl Planner<'_> {
         self.changes.directory(path).map_err(Error::Journal)?;
         let present = match Present::open(self.tree, path) {
             // It was created, or took the place of a file, after the directory above was listed.
-            Err(errno) if is_gone(errno) && !path.is_root() => {
+            Err(errno) if is_gone(errno) && !path.is_root() && (!old || self.changes.has_removed()) => {
                 self.walk.missed = Some(path.clone());
                 return self.miss(path);
             }
-            opened => opened.map_err(Error::tree("opening directory", path))?,
+            Err(errno) => {
+                if is_gone(errno) {
+                    // Another client has deleted it here, and the source may never list the directory above again.
+                    self.journal.note_difference().map_err(Error::Journal)?;
+                }
+                return Err(Error::tree("opening directory", path)(errno));
+            }
+            Ok(present) => present,
         };
         let line = Line::Directory {
             path: path.clone(),

@@ -2,7 +2,7 @@
 //! root hash over all metadata and content; where they differ, the paths are named.
 
 use std::{
-    collections::{BTreeMap, HashSet, VecDeque},
+    collections::{BTreeMap, HashMap, VecDeque},
     fmt,
     os::fd::{AsFd, OwnedFd},
     sync::{Arc, Mutex, mpsc},
@@ -34,6 +34,8 @@ const PART_BYTES: usize = 512 << 10;
 const PARTS: u64 = 64;
 /// Bytes of one directory that are in memory until it is known whether it was touched.
 const HELD_BYTES: usize = 16 << 20;
+/// Differing names of inodes with several names that are decided on in the end. Further ones count as different.
+const LINKED: usize = 1 << 12;
 /// How many differences are named; further ones are counted.
 pub(crate) const NAMED: usize = 100;
 
@@ -161,12 +163,10 @@ impl Target {
             Scope::All => 0,
         };
         let groups = self.journal.links().map_err(Error::Journal)?;
-        let unsettled = self.unsettled_links()?;
         let reader = ReadBack {
             tree: &self.tree,
             journal: &self.journal,
             links: groups,
-            unsettled,
             from,
             attributes: scope == Scope::TouchedAndAttributes,
         };
@@ -215,6 +215,7 @@ impl Target {
             }
             feeder.finish()
         })?;
+        let found = self.judged(found)?.finish();
         if found.is_equal_as_sent() {
             self.journal.set_verified(header.pass).map_err(Error::Journal)?;
         } else {
@@ -226,22 +227,67 @@ impl Target {
 }
 
 impl Target {
-    /// The source's numbers of inodes with several names of which one was not settled when it was listed.
-    fn unsettled_links(&self) -> Result<HashSet<u64>, Error> {
-        let mut found = HashSet::new();
-        let Some((_, mut lines)) = self.journal.read().map_err(Error::Journal)? else {
-            return Ok(found);
-        };
-        while let Some(line) = lines.next().map_err(Error::Journal)? {
-            if let Line::Record(record) = line
-                && record.entry.inode.linked
-                && !record.clean
-            {
-                found.insert(record.entry.inode.stamp.ino);
+    /// Decides on differences of inodes with several names. What the names were listed with differs if the inode changed
+    /// in between; and if its content was to be read under a name that was deleted before, it is known under none.
+    fn judged(&self, mut sum: Sum) -> Result<Sum, Error> {
+        let linked = std::mem::take(&mut sum.linked);
+        if linked.is_empty() {
+            return Ok(sum);
+        }
+        let numbers = linked.iter().map(|one| (one.ino, Names::default()));
+        let mut names: HashMap<u64, Names> = numbers.collect();
+        let read = self.journal.read().map_err(Error::Journal)?;
+        let mut lines = read.map(|(_, lines)| lines);
+        while let Some(line) = lines
+            .as_mut()
+            .map(Lines::next)
+            .transpose()
+            .map_err(Error::Journal)?
+            .flatten()
+        {
+            let Line::Record(Record { entry, content, .. }) = line else {
+                continue;
+            };
+            let Some(of_inode) = names
+                .get_mut(&entry.inode.stamp.ino)
+                .filter(|_| entry.inode.linked)
+            else {
+                continue;
+            };
+            of_inode.have_content |= content.is_some() || !entry.inode.is_file();
+            let first = of_inode.first.get_or_insert_with(|| entry.inode.clone());
+            of_inode.differ |= *first != entry.inode;
+        }
+        for one in linked {
+            let is_known = names
+                .get(&one.ino)
+                .is_some_and(|names| names.have_content && !names.differ);
+            if is_known {
+                sum.differ_linked(one);
+            } else if let Some(Difference { path, .. }) = one.differences.into_iter().next() {
+                sum.differ(Difference {
+                    path,
+                    what: Aspect::Unknown,
+                });
             }
         }
-        Ok(found)
+        Ok(sum)
     }
+}
+
+/// How an inode was listed under its names.
+#[derive(Default)]
+struct Names {
+    first: Option<Inode>,
+    differ: bool,
+    have_content: bool,
+}
+
+/// The differences under one name of an inode with several.
+struct LinkedDifference {
+    /// The source's number of the inode.
+    ino: u64,
+    differences: Vec<Difference>,
 }
 
 /// Entries of one directory, to be checked by one thread.
@@ -259,6 +305,7 @@ struct Part {
 struct PartResult {
     digests: Vec<(Hash, Hash)>,
     differences: Vec<Difference>,
+    linked: Vec<LinkedDifference>,
     files: u64,
     bytes: u64,
 }
@@ -359,12 +406,12 @@ impl Feeder {
         Ok(())
     }
 
-    fn finish(mut self) -> Result<Verification, Error> {
+    fn finish(mut self) -> Result<Sum, Error> {
         while self.sum.parts < self.begun {
             self.take()?;
         }
         drop(self.parts);
-        Ok(self.sum.finish())
+        Ok(self.sum)
     }
 }
 
@@ -421,6 +468,8 @@ struct Sum {
     expected: blake3::Hasher,
     found: blake3::Hasher,
     differences: Vec<Difference>,
+    /// Those that are decided on in the end.
+    linked: Vec<LinkedDifference>,
     different: u64,
     unknown: u64,
     files: u64,
@@ -434,6 +483,7 @@ impl Sum {
             expected: blake3::Hasher::new(),
             found: blake3::Hasher::new(),
             differences: Vec::new(),
+            linked: Vec::new(),
             different: 0,
             unknown: 0,
             files: 0,
@@ -450,6 +500,13 @@ impl Sum {
         }
     }
 
+    fn differ_linked(&mut self, one: LinkedDifference) {
+        self.found.update(b"linked");
+        one.differences
+            .into_iter()
+            .for_each(|difference| self.differ(difference));
+    }
+
     fn add(&mut self, result: PartResult) {
         for (expected, found) in result.digests {
             self.expected.update(&expected);
@@ -459,6 +516,13 @@ impl Sum {
             .differences
             .into_iter()
             .for_each(|difference| self.differ(difference));
+        for one in result.linked {
+            if self.linked.len() < LINKED {
+                self.linked.push(one);
+            } else {
+                self.differ_linked(one);
+            }
+        }
         self.files += result.files;
         self.bytes += result.bytes;
         self.parts += 1;
@@ -482,8 +546,6 @@ struct ReadBack<'a> {
     tree: &'a Arc<Tree>,
     journal: &'a Journal,
     links: OwnedFd,
-    /// See [`Target::unsettled_links`].
-    unsettled: HashSet<u64>,
     /// Entries that were touched after this pass are read.
     from: u32,
     /// Whether the attributes of all other entries are compared.
@@ -495,6 +557,7 @@ impl ReadBack<'_> {
         let mut result = PartResult {
             digests: Vec::with_capacity(part.records.len() + 1),
             differences: Vec::new(),
+            linked: Vec::new(),
             files: 0,
             bytes: 0,
         };
@@ -575,13 +638,10 @@ impl ReadBack<'_> {
         }
         let before = result.differences.len();
         compare(&path, inode, &there, &mut result.differences);
-        if inode.linked && self.unsettled.contains(&inode.stamp.ino) && result.differences.len() > before {
-            // It changed between the listings of two of its names: the inode is as under the other one.
-            result.differences.truncate(before);
-            result.differences.push(Difference {
-                path,
-                what: Aspect::Unknown,
-            });
+        if inode.linked && result.differences.len() > before {
+            let differences = result.differences.split_off(before);
+            let ino = inode.stamp.ino;
+            result.linked.push(LinkedDifference { ino, differences });
             return Ok(content_digest(name.as_bytes(), inode, record.content.as_ref()));
         }
         let mut content = record.content;
@@ -599,9 +659,6 @@ impl ReadBack<'_> {
                 }
                 _ => {}
             }
-        }
-        if result.differences.len() > before && inode.linked && !there.linked {
-            content = None;
         }
         Ok(content_digest(name.as_bytes(), &there, content.as_ref()))
     }

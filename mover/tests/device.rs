@@ -232,6 +232,30 @@ fn a_device_changed_during_a_pass_is_equal_after_the_next_pass() {
 }
 
 #[test]
+fn a_byte_that_changes_on_the_target_is_found_and_repaired() {
+    let devices = Devices::new();
+    let mut target = devices.open();
+    pass(&devices.at("source"), &mut target).unwrap();
+    let disk = File::options()
+        .read(true)
+        .write(true)
+        .open(devices.at("target"))
+        .unwrap();
+    let (mut byte, at) = ([0], (7 << 20) + 11);
+    disk.read_exact_at(&mut byte, at).unwrap();
+    disk.write_all_at(&[byte[0] ^ 1], at).unwrap();
+    for _ in 0..2 {
+        assert!(
+            !target.verify(Scope::All).unwrap().is_equal(),
+            "no pass was made since"
+        );
+    }
+    pass(&devices.at("source"), &mut target).unwrap();
+    verified(&mut target, Scope::All);
+    devices.assert_equal();
+}
+
+#[test]
 fn a_larger_target_device_keeps_the_bytes_beyond_the_source() {
     let devices = Devices::new();
     devices.resize_target(SIZE + (20 << 20));

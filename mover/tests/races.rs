@@ -7,7 +7,7 @@ mod common;
 
 use std::{fs, path::Path};
 
-use common::{Lease, Pair};
+use common::{Lease, Pair, with_session};
 use mover::{
     target::PassOptions,
     verify::{Scope, Verification},
@@ -150,6 +150,28 @@ fn a_linked_file_whose_first_name_is_deleted_before_it_is_read_is_no_difference(
     let change = format!("unlink('{}')", at("b/large").display());
     let found = pass_with(&pair, &at("b/leased"), &change);
     assert!(found.is_equal_as_sent(), "{:?}", found.differences);
+    pair.last_pass();
+}
+
+/// The target's users may not write there, but they can.
+#[test]
+fn a_directory_that_others_delete_at_the_target_is_copied_again() {
+    let pair = Pair::new();
+    let directory = pair.source.join("a/b");
+    fs::create_dir_all(&directory).unwrap();
+    fs::write(directory.join("file"), "x").unwrap();
+    for _ in 0..2 {
+        settle();
+        pair.pass(PassOptions::default());
+    }
+    fs::remove_dir_all(pair.target.join("a/b")).unwrap();
+    // The listing of the directory above stays as it is.
+    fs::write(directory.join("new"), "").unwrap();
+    let mut target = pair.open();
+    let result = with_session(&pair.source, &mut target, |session| {
+        session.pass(PassOptions::default())
+    });
+    assert!(result.is_err(), "{result:?}");
     pair.last_pass();
 }
 

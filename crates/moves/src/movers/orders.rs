@@ -427,7 +427,10 @@ impl OrderSender {
         let named = verified.differences.join(", ");
         if !is_equal && verified.is_equal_as_sent() {
             // Another last pass reads these files and directories again.
-            return Err(crate::cluster::short(&named));
+            return Err(format!(
+                "the last pass is repeated: {}",
+                crate::cluster::short(&named)
+            ));
         }
         lock(&self.state).roots = Some((verified.expected, verified.found));
         let roots = if is_equal {

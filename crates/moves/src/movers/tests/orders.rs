@@ -377,6 +377,31 @@ async fn a_failed_comparison_is_repeated_after_another_pass() {
     assert_eq!(copies.target.heard().len(), 4);
 }
 
+#[tokio::test]
+async fn a_comparison_with_files_that_changed_while_they_were_read_is_repeated_after_another_pass() {
+    let pass = passed(0, &json!([]));
+    let mut unknown = verified(0);
+    for (field, value) in [
+        ("different", json!(1)),
+        ("unknown", json!(1)),
+        ("differences", json!(["'a' changed"])),
+    ] {
+        unknown["verified"][field] = value;
+    }
+    let copies = Copies::with(vec![pass.clone(), unknown, pass, verified(0)]).await;
+    copies.ended(Pass::Verify(GATE)).await;
+    let Live::Known(seen) = copies.seen(&ROLLBACK) else {
+        panic!("it is silent");
+    };
+    assert_eq!((seen.finished, seen.compared), (None, None));
+    copies.ended(Pass::Verify(GATE)).await;
+    let Live::Known(seen) = copies.seen(&ROLLBACK) else {
+        panic!("it is silent");
+    };
+    assert_eq!(seen.compared, Some((GATE, Roots::Equal)));
+    assert_eq!(copies.target.heard().len(), 4);
+}
+
 /// A comparison that exceeds `maxDowntime` continues after the gate was opened.
 #[tokio::test]
 async fn a_comparison_whose_gate_was_opened_again_keeps_the_journal() {
