@@ -3,7 +3,7 @@
 //! written in one order.
 
 use std::{
-    collections::{BTreeSet, HashSet, VecDeque},
+    collections::{BTreeSet, VecDeque},
     fs::File,
     sync::{Arc, Condvar, Mutex, OnceLock, PoisonError},
     time::{Duration, Instant},
@@ -16,7 +16,6 @@ use crate::{
     journal::{JournalWriter, Line, Record},
     loss::Losses,
     path::TreePath,
-    plan::MAX_SEEN,
     session::{SessionStatus, lock},
     tree::Tree,
 };
@@ -209,8 +208,6 @@ pub(crate) struct Committer<'a> {
     /// Whether the current directory is clean so far.
     clean: bool,
     directory: TreePath,
-    /// Inodes with several names whose content was not copied under the first one.
-    gone: HashSet<u64>,
 }
 
 impl<'a> Committer<'a> {
@@ -238,7 +235,6 @@ impl<'a> Committer<'a> {
             counts,
             clean: false,
             directory,
-            gone: HashSet::new(),
         }
     }
 
@@ -276,10 +272,7 @@ impl<'a> Committer<'a> {
                 self.directory = path.clone();
                 Line::Directory { path, own }
             }
-            Item::Kept(mut record) => {
-                let is_full = self.gone.len() >= MAX_SEEN;
-                let is_gone = is_full || self.gone.contains(&record.entry.inode.stamp.ino);
-                record.clean &= !(record.entry.inode.linked && is_gone);
+            Item::Kept(record) => {
                 self.clean &= record.clean;
                 Line::Record(record)
             }
@@ -302,9 +295,6 @@ impl<'a> Committer<'a> {
                 }
                 Some(Outcome::Gone) | None => {
                     self.count(&record);
-                    if record.entry.inode.linked && self.gone.len() < MAX_SEEN {
-                        self.gone.insert(record.entry.inode.stamp.ino);
-                    }
                     self.clean = false;
                     return Ok(());
                 }

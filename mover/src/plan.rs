@@ -42,7 +42,7 @@ const FETCHES: usize = 64;
 const LONGEST_FILE: u64 = 128 << 40;
 /// Maximum number of inodes with several names that are remembered in one pass. For further ones, content
 /// may be compared once for each name.
-pub(crate) const MAX_SEEN: usize = 1 << 20;
+const MAX_SEEN: usize = 1 << 20;
 
 /// One pass over the listings of the source.
 pub(crate) struct Planner<'a> {

@@ -153,6 +153,24 @@ fn a_linked_file_whose_first_name_is_deleted_before_it_is_read_is_no_difference(
     pair.last_pass();
 }
 
+#[test]
+fn a_linked_file_whose_first_directory_is_renamed_before_it_is_read_is_copied_by_the_next_pass() {
+    let pair = Pair::new();
+    let at = |path: &str| pair.source.join(path);
+    for directory in ["b", "z"] {
+        fs::create_dir(at(directory)).unwrap();
+    }
+    fs::write(at("b/large"), vec![1; 3 << 20]).unwrap();
+    fs::hard_link(at("b/large"), at("z/large")).unwrap();
+    fs::write(at("z/leased"), "").unwrap();
+    settle();
+    // No time of the file changes.
+    let change = format!("rename('{}', '{}')", at("b").display(), at("c").display());
+    let found = pass_with(&pair, &at("z/leased"), &change);
+    assert!(found.is_equal_as_sent(), "{:?}", found.differences);
+    pair.last_pass();
+}
+
 /// The target's users may not write there, but they can.
 #[test]
 fn a_directory_that_others_delete_at_the_target_is_copied_again() {
