@@ -368,6 +368,7 @@ impl BlockTarget {
             first,
             count: u32::try_from(count).unwrap_or(FETCH_CHUNKS),
             claims: sent,
+            same_inode: false,
         }
     }
 }

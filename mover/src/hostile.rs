@@ -4,6 +4,7 @@
 use std::{
     fs,
     net::{SocketAddr, TcpListener, TcpStream},
+    os::unix::fs::MetadataExt as _,
     path::Path,
     sync::{OnceLock, mpsc},
     thread,
@@ -560,6 +561,7 @@ fn fetch(path: &str) -> RawFetch {
         first: 0,
         count: 1,
         claims: Vec::new(),
+        same_inode: false,
     }
 }
 
@@ -599,6 +601,28 @@ fn a_target_can_read_only_files_of_the_tree() {
             "{path}: {ended:?}"
         );
     }
+}
+
+#[test]
+fn content_of_another_inode_is_not_sent_where_only_that_of_the_listing_counts() {
+    let place = Place::new();
+    fs::write(place.root().join("f"), "x").unwrap();
+    let ino = fs::metadata(place.root().join("f")).unwrap().ino();
+    let gone = |ino, same_inode| {
+        let stamp = RawStamp {
+            ino,
+            ..RawStamp::default()
+        };
+        let one = RawFetch {
+            stamp,
+            same_inode,
+            ..fetch("f")
+        };
+        Served::with_script(&place.root(), fetches(vec![one])).answers(&Piece::Gone { fetch: 1 })
+    };
+    assert!(gone(ino + 1, true));
+    assert!(!gone(ino, true));
+    assert!(!gone(ino + 1, false));
 }
 
 fn begin() -> TargetMessage {

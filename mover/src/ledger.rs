@@ -3,7 +3,7 @@
 //! written in one order.
 
 use std::{
-    collections::{BTreeSet, VecDeque},
+    collections::{BTreeSet, HashSet, VecDeque},
     fs::File,
     sync::{Arc, Condvar, Mutex, OnceLock, PoisonError},
     time::{Duration, Instant},
@@ -16,6 +16,7 @@ use crate::{
     journal::{JournalWriter, Line, Record},
     loss::Losses,
     path::TreePath,
+    plan::MAX_SEEN,
     session::{SessionStatus, lock},
     tree::Tree,
 };
@@ -208,6 +209,9 @@ pub(crate) struct Committer<'a> {
     /// Whether the current directory is clean so far.
     clean: bool,
     directory: TreePath,
+    /// Inodes with several names whose content was not copied under the first one: that name does not exist any more, or
+    /// the content changed. The next pass reads them under another name, even if it has no other reason to.
+    uncopied: HashSet<u64>,
 }
 
 impl<'a> Committer<'a> {
@@ -235,6 +239,7 @@ impl<'a> Committer<'a> {
             counts,
             clean: false,
             directory,
+            uncopied: HashSet::new(),
         }
     }
 
@@ -272,7 +277,10 @@ impl<'a> Committer<'a> {
                 self.directory = path.clone();
                 Line::Directory { path, own }
             }
-            Item::Kept(record) => {
+            Item::Kept(mut record) => {
+                let inode = &record.entry.inode;
+                let is_full = self.uncopied.len() >= MAX_SEEN;
+                record.clean &= !(inode.linked && (is_full || self.uncopied.contains(&inode.stamp.ino)));
                 self.clean &= record.clean;
                 Line::Record(record)
             }
@@ -327,6 +335,10 @@ impl<'a> Committer<'a> {
     }
 
     fn count(&mut self, record: &Record) {
+        let inode = &record.entry.inode;
+        if inode.linked && self.uncopied.len() < MAX_SEEN {
+            self.uncopied.insert(inode.stamp.ino);
+        }
         self.counts.unsteady += 1;
         if self.counts.first_unsteady.is_none() {
             self.counts.first_unsteady = self.directory.child(&record.entry.name).ok();

@@ -227,6 +227,9 @@ pub(crate) struct RawFetch {
     /// Hashes of the target's content, 32 bytes per chunk, zeros for unknown ones; empty if all are unknown.
     #[prost(bytes = "vec", tag = "6")]
     pub(crate) claims: Vec<u8>,
+    /// Whether content of another inode that has taken its place is of no use: the target's has other names.
+    #[prost(bool, tag = "7")]
+    pub(crate) same_inode: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, prost::Message)]

@@ -77,6 +77,13 @@ impl TreePath {
         Ok(Self(bytes.into()))
     }
 
+    /// Whether this is in that directory, at any depth.
+    #[must_use]
+    pub fn is_below(&self, directory: &Self) -> bool {
+        let rest = self.0.strip_prefix(&*directory.0);
+        rest.is_some_and(|rest| !rest.is_empty() && (directory.is_root() || rest.starts_with(b"/")))
+    }
+
     /// Whether this is the root.
     #[must_use]
     pub fn is_root(&self) -> bool {

@@ -42,7 +42,7 @@ const FETCHES: usize = 64;
 const LONGEST_FILE: u64 = 128 << 40;
 /// Maximum number of inodes with several names that are remembered in one pass. For further ones, content
 /// may be compared once for each name.
-const MAX_SEEN: usize = 1 << 20;
+pub(crate) const MAX_SEEN: usize = 1 << 20;
 
 /// One pass over the listings of the source.
 pub(crate) struct Planner<'a> {
@@ -77,6 +77,8 @@ pub(crate) struct Walk {
     /// A directory whose listing is ignored until its end.
     missed: Option<TreePath>,
     last_directory: Option<TreePath>,
+    /// The last directory and those above it, and whether this pass has listed them or misses them.
+    above: Vec<(TreePath, bool)>,
     seen: HashSet<u64>,
     fetches: Vec<RawFetch>,
     buffer: Vec<u8>,
@@ -115,14 +117,17 @@ enum Role {
 impl Planner<'_> {
     /// A directory that is equal to the journal.
     pub(crate) fn same(&mut self, path: &TreePath) -> Result<(), Error> {
-        self.enter(path)?;
+        self.enter(path, false)?;
         let unknown = || Error::Protocol("it reports an unknown directory as unchanged".to_owned());
         if !self.use_stamps || !self.old.seek(path)? {
             return Err(unknown());
         }
         // It was moved away and back while the directory above was listed, and deleted here in between.
-        if self.changes.has_removed() && matches!(self.tree.directory(path), Err(errno) if is_gone(errno)) {
-            return self.miss(path);
+        if self.changes.has_removed()
+            && let Err(errno) = self.tree.directory(path)
+            && is_gone(errno)
+        {
+            return self.miss(path, true, errno);
         }
         let Some(own) = self.old.own() else {
             return Err(unknown());
@@ -149,7 +154,7 @@ impl Planner<'_> {
 
     /// The beginning of a directory's listing.
     pub(crate) fn begin(&mut self, path: &TreePath, own: Inode) -> Result<(), Error> {
-        self.enter(path)?;
+        self.enter(path, true)?;
         if !own.is_directory() {
             return Err(Error::Protocol(
                 "it lists something that is not a directory".to_owned(),
@@ -161,18 +166,11 @@ impl Planner<'_> {
         self.totals.changed += u64::from(!is_same);
         self.changes.directory(path).map_err(Error::Journal)?;
         let present = match Present::open(self.tree, path) {
-            // It was created, or took the place of a file, after the directory above was listed.
-            Err(errno) if is_gone(errno) && !path.is_root() && (!old || self.changes.has_removed()) => {
+            Err(errno) if is_gone(errno) && !path.is_root() => {
                 self.walk.missed = Some(path.clone());
-                return self.miss(path);
+                return self.miss(path, old, errno);
             }
-            Err(errno) => {
-                if is_gone(errno) {
-                    // Another client has deleted it here, and the source may never list the directory above again.
-                    self.journal.note_difference().map_err(Error::Journal)?;
-                }
-                return Err(Error::tree("opening directory", path)(errno));
-            }
+            Err(errno) => return Err(Error::tree("opening directory", path)(errno)),
             Ok(present) => present,
         };
         let line = Line::Directory {
@@ -203,12 +201,23 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// A directory that does not exist here. The next pass copies it.
-    fn miss(&mut self, path: &TreePath) -> Result<(), Error> {
+    /// A directory that does not exist here. It was created, moved, or took the place of a file after the directory above
+    /// was listed, and the next pass copies it. Otherwise another client has deleted it here: that is an error, and the
+    /// next pass lists everything, as the directory above may never change again.
+    fn miss(&mut self, path: &TreePath, is_recorded: bool, errno: Errno) -> Result<(), Error> {
+        let mut above = self.walk.above.iter_mut().rev();
+        let own = above.next();
+        if is_recorded && above.next().is_some_and(|(_, listed)| !*listed) {
+            self.journal.note_difference().map_err(Error::Journal)?;
+            return Err(Error::tree("opening directory", path)(errno));
+        }
+        if let Some((_, listed)) = own {
+            *listed = true;
+        }
         self.push(Item::Missed(path.clone()))
     }
 
-    fn enter(&mut self, path: &TreePath) -> Result<(), Error> {
+    fn enter(&mut self, path: &TreePath, listed: bool) -> Result<(), Error> {
         refuse_journal(path)?;
         if self.walk.current.is_some()
             || self.walk.missed.is_some()
@@ -220,6 +229,9 @@ impl Planner<'_> {
             return Err(Error::Protocol("it does not begin with the root".to_owned()));
         }
         self.walk.last_directory = Some(path.clone());
+        let is_other = |(above, _): &mut (TreePath, bool)| !path.is_below(above);
+        while self.walk.above.pop_if(is_other).is_some() {}
+        self.walk.above.push((path.clone(), listed));
         Ok(())
     }
 
@@ -654,6 +666,7 @@ impl Planner<'_> {
             id: 0,
             path: job.path.as_bytes().to_vec(),
             stamp: (&job.inode.stamp).into(),
+            same_inode: job.inode.linked,
             first,
             count: u32::try_from(claims.len()).unwrap_or(FETCH_CHUNKS),
             claims: encode_claims(&claims),

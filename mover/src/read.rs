@@ -30,7 +30,7 @@ use crate::{
         hash_of_hashes,
     },
     throttle::Throttle,
-    tree::{At, Tree, file_type, is_gone, stamp_of},
+    tree::{At, Tree, file_type, inode_number, is_gone, stamp_of},
     wire::FrameKind,
 };
 
@@ -49,6 +49,8 @@ pub(crate) struct Fetch {
     pub(crate) first: u64,
     /// The hashes of the target's chunks.
     pub(crate) claims: Vec<Option<Hash>>,
+    /// Only of the inode of the stamp.
+    pub(crate) same_inode: bool,
 }
 
 impl TryFrom<RawFetch> for Fetch {
@@ -64,6 +66,7 @@ impl TryFrom<RawFetch> for Fetch {
             stamp: raw.stamp.try_into()?,
             first: raw.first,
             claims: decode_claims(&raw.claims, raw.count as usize)?,
+            same_inode: raw.same_inode,
         })
     }
 }
@@ -198,7 +201,8 @@ fn send_range(
         Volume::Tree(tree) => {
             opened = tree.file(&fetch.path, OFlags::RDONLY)?;
             let status = At::Fd(opened.as_fd()).status()?;
-            if file_type(&status) != FileType::RegularFile {
+            let is_other = fetch.same_inode && inode_number(&status) != fetch.stamp.ino;
+            if is_other || file_type(&status) != FileType::RegularFile {
                 return Err(RangeError::Gone);
             }
             let allocated = status.stx_blocks.saturating_mul(512);

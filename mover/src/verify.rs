@@ -15,7 +15,7 @@ use rustix::{
 };
 
 use crate::{
-    entry::{Attributes, Entry, Hash, Inode, Kind, content_digest},
+    entry::{Attributes, Entry, Hash, Inode, Kind, content_digest, inode_digest},
     error::Error,
     journal::{Chunks, Journal, Line, Lines, Record},
     path::{Name, TreePath},
@@ -34,7 +34,7 @@ const PART_BYTES: usize = 512 << 10;
 const PARTS: u64 = 64;
 /// Bytes of one directory that are in memory until it is known whether it was touched.
 const HELD_BYTES: usize = 16 << 20;
-/// Differing names of inodes with several names that are decided on in the end. Further ones count as different.
+/// Differing names of inodes with several names that are decided on in the end. Further ones count like these.
 const LINKED: usize = 1 << 12;
 /// How many differences are named; further ones are counted.
 pub(crate) const NAMED: usize = 100;
@@ -215,9 +215,14 @@ impl Target {
             }
             feeder.finish()
         })?;
-        let found = self.judged(found)?.finish();
+        let found = self.judged(found)?;
+        let is_decided = found.undecided == 0;
+        let found = found.finish();
         if found.is_equal_as_sent() {
-            self.journal.set_verified(header.pass).map_err(Error::Journal)?;
+            // Otherwise the next verification begins from where this one has.
+            if is_decided {
+                self.journal.set_verified(header.pass).map_err(Error::Journal)?;
+            }
         } else {
             // Without the note the next pass repairs nothing, but the differences are reported.
             let _ = self.journal.note_difference();
@@ -227,8 +232,9 @@ impl Target {
 }
 
 impl Target {
-    /// Decides on differences of inodes with several names. What the names were listed with differs if the inode changed
-    /// in between; and if its content was to be read under a name that was deleted before, it is known under none.
+    /// Decides on differences of inodes with several names, at the source or here. What the names were listed with differs
+    /// if the inode changed in between, or had fewer names. If its content was to be read under a name that was deleted
+    /// before, it is known under none, and the others are not clean.
     fn judged(&self, mut sum: Sum) -> Result<Sum, Error> {
         let linked = std::mem::take(&mut sum.linked);
         if linked.is_empty() {
@@ -245,32 +251,40 @@ impl Target {
             .map_err(Error::Journal)?
             .flatten()
         {
-            let Line::Record(Record { entry, content, .. }) = line else {
-                continue;
-            };
-            let Some(of_inode) = names
-                .get_mut(&entry.inode.stamp.ino)
-                .filter(|_| entry.inode.linked)
+            let Line::Record(Record {
+                entry: Entry { inode, .. },
+                content,
+                clean,
+                ..
+            }) = line
             else {
                 continue;
             };
-            of_inode.have_content |= content.is_some() || !entry.inode.is_file();
-            let first = of_inode.first.get_or_insert_with(|| entry.inode.clone());
-            of_inode.differ |= *first != entry.inode;
+            let Some(of_inode) = names.get_mut(&inode.stamp.ino) else {
+                continue;
+            };
+            of_inode.have_content |= content.is_some() || !inode.is_file();
+            of_inode.is_unclean |= !clean;
+            let digest = inode_digest(&inode);
+            of_inode.differ |= *of_inode.first.get_or_insert(digest) != digest;
         }
-        for one in linked {
-            let is_known = names
-                .get(&one.ino)
-                .is_some_and(|names| names.have_content && !names.differ);
-            if is_known {
-                sum.differ_linked(one);
-            } else if let Some(Difference { path, .. }) = one.differences.into_iter().next() {
-                sum.differ(Difference {
-                    path,
-                    what: Aspect::Unknown,
-                });
+        let mut known = false;
+        for LinkedDifference { ino, path, aspects } in linked {
+            let is_known = |names: &Names| !names.differ && (names.have_content || !names.is_unclean);
+            if names.get(&ino).is_some_and(is_known) {
+                known = true;
+                sum.found.update(b"linked");
+                for what in aspects {
+                    let path = path.clone();
+                    sum.differ(Difference { path, what });
+                }
+            } else {
+                let what = Aspect::Unknown;
+                sum.differ(Difference { path, what });
             }
         }
+        sum.different += sum.undecided;
+        sum.unknown += if known { 0 } else { sum.undecided };
         Ok(sum)
     }
 }
@@ -278,16 +292,18 @@ impl Target {
 /// How an inode was listed under its names.
 #[derive(Default)]
 struct Names {
-    first: Option<Inode>,
+    first: Option<Hash>,
     differ: bool,
     have_content: bool,
+    is_unclean: bool,
 }
 
 /// The differences under one name of an inode with several.
 struct LinkedDifference {
     /// The source's number of the inode.
     ino: u64,
-    differences: Vec<Difference>,
+    path: TreePath,
+    aspects: Vec<Aspect>,
 }
 
 /// Entries of one directory, to be checked by one thread.
@@ -470,6 +486,8 @@ struct Sum {
     differences: Vec<Difference>,
     /// Those that are decided on in the end.
     linked: Vec<LinkedDifference>,
+    /// Further such names.
+    undecided: u64,
     different: u64,
     unknown: u64,
     files: u64,
@@ -484,6 +502,7 @@ impl Sum {
             found: blake3::Hasher::new(),
             differences: Vec::new(),
             linked: Vec::new(),
+            undecided: 0,
             different: 0,
             unknown: 0,
             files: 0,
@@ -500,13 +519,6 @@ impl Sum {
         }
     }
 
-    fn differ_linked(&mut self, one: LinkedDifference) {
-        self.found.update(b"linked");
-        one.differences
-            .into_iter()
-            .for_each(|difference| self.differ(difference));
-    }
-
     fn add(&mut self, result: PartResult) {
         for (expected, found) in result.digests {
             self.expected.update(&expected);
@@ -520,7 +532,7 @@ impl Sum {
             if self.linked.len() < LINKED {
                 self.linked.push(one);
             } else {
-                self.differ_linked(one);
+                self.undecided += 1;
             }
         }
         self.files += result.files;
@@ -638,10 +650,11 @@ impl ReadBack<'_> {
         }
         let before = result.differences.len();
         compare(&path, inode, &there, &mut result.differences);
-        if inode.linked && result.differences.len() > before {
-            let differences = result.differences.split_off(before);
+        if (inode.linked || there.linked) && result.differences.len() > before {
+            let differences = result.differences.drain(before..);
+            let aspects = differences.map(|difference| difference.what).collect();
             let ino = inode.stamp.ino;
-            result.linked.push(LinkedDifference { ino, differences });
+            result.linked.push(LinkedDifference { ino, path, aspects });
             return Ok(content_digest(name.as_bytes(), inode, record.content.as_ref()));
         }
         let mut content = record.content;

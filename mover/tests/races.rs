@@ -5,7 +5,7 @@
 
 mod common;
 
-use std::{fs, path::Path};
+use std::{fs, os::unix::fs::PermissionsExt as _, path::Path};
 
 use common::{Lease, Pair, with_session};
 use mover::{
@@ -171,26 +171,129 @@ fn a_linked_file_whose_first_directory_is_renamed_before_it_is_read_is_copied_by
     pair.last_pass();
 }
 
+/// A pair whose source has two names of one file in `b/e/d`, and a change that moves `b/e` to `y/k` while `m/leased` is
+/// read: then one pass lists both names twice, and no time of the file changes. If there are many files in `c`, the target
+/// requests the content of the file before the change. `other` is a directory like `b/e`.
+fn listed_twice(files: usize) -> (Pair, String) {
+    let pair = Pair::new();
+    let at = |path: &str| pair.source.join(path);
+    for directory in ["b/e/d", "c", "m", "other/d", "y/k"] {
+        fs::create_dir_all(at(directory)).unwrap();
+    }
+    fs::write(at("b/e/d/x"), vec![1; 3 << 20]).unwrap();
+    fs::hard_link(at("b/e/d/x"), at("b/e/d/x2")).unwrap();
+    fs::write(at("other/d/x"), vec![2; 3 << 20]).unwrap();
+    for file in 0..files {
+        fs::write(at("c").join(format!("a-name-that-fills-the-listing-{file}")), "x").unwrap();
+    }
+    fs::write(at("m/leased"), "").unwrap();
+    settle();
+    let rename = format!("rename('{}', '{}')", at("b/e").display(), at("y/k/e").display());
+    (pair, rename)
+}
+
+#[test]
+fn linked_files_that_a_pass_lists_twice_are_read_by_the_next_pass() {
+    let (pair, rename) = listed_twice(0);
+    let found = pass_with(&pair, &pair.source.join("m/leased"), &rename);
+    assert!(found.is_equal_as_sent(), "{:?}", found.differences);
+    pair.last_pass();
+}
+
+#[test]
+fn content_of_a_file_that_took_the_place_of_a_linked_one_is_not_taken_for_its_own() {
+    let (pair, rename) = listed_twice(0);
+    let at = |path: &str| pair.source.join(path);
+    let replace = format!("rename('{}', '{}')", at("other").display(), at("b/e").display());
+    let found = pass_with(&pair, &at("m/leased"), &format!("{rename}; {replace}"));
+    assert!(found.is_equal_as_sent(), "{:?}", found.differences);
+    pair.last_pass();
+}
+
+#[test]
+fn changes_of_others_to_a_linked_file_whose_first_name_is_gone_are_differences() {
+    let (pair, rename) = listed_twice(5000);
+    let found = pass_with(&pair, &pair.source.join("m/leased"), &rename);
+    assert!(found.is_equal_as_sent(), "{:?}", found.differences);
+    pair.last_pass();
+    let changed = pair.target.join("y/k/e/d/x");
+    fs::set_permissions(changed, fs::Permissions::from_mode(0o600)).unwrap();
+    let found = pair.open().verify(Scope::TouchedAndAttributes).unwrap();
+    assert!(!found.is_equal_as_sent(), "{:?}", found.differences);
+    pair.last_pass();
+}
+
+#[test]
+fn a_linked_file_that_loses_a_name_between_the_listings_of_both_is_no_difference() {
+    for lists_the_first in [false, true] {
+        let pair = Pair::new();
+        let at = |path: &str| pair.source.join(path);
+        for directory in ["t/m", "t/z/b"] {
+            fs::create_dir_all(at(directory)).unwrap();
+        }
+        fs::write(at("t/f"), "x").unwrap();
+        fs::write(at("t/m/leased"), "").unwrap();
+        fs::hard_link(at("t/f"), at("t/z/b/f")).unwrap();
+        for _ in 0..2 {
+            settle();
+            pair.pass(PassOptions::default());
+        }
+        pair.assert_verified(Scope::Touched);
+        fs::write(at("t/m/new"), "").unwrap();
+        if lists_the_first {
+            fs::write(at("t/new"), "").unwrap();
+        }
+        let change = format!("unlink('{}')", at("t/f").display());
+        let found = pass_with(&pair, &at("t/m/leased"), &change);
+        assert!(found.is_equal_as_sent(), "{:?}", found.differences);
+        assert_eq!(found.unknown, if lists_the_first { 2 } else { 1 });
+        pair.last_pass();
+    }
+}
+
+#[test]
+fn many_linked_files_that_change_between_the_listings_of_their_names_are_no_difference() {
+    let pair = linked();
+    let at = |path: &str| pair.source.join(path);
+    for file in 0..5000 {
+        let first = at("a").join(file.to_string());
+        fs::write(&first, "").unwrap();
+        fs::hard_link(&first, at("z/b").join(file.to_string())).unwrap();
+    }
+    let change = format!("chmod(0600, glob('{}/*'))", at("z/b").display());
+    let found = pass_with(&pair, &at("m/leased"), &change);
+    assert!(found.is_equal_as_sent(), "{:?}", found.differences);
+    assert!(found.unknown >= 5000, "{}", found.unknown);
+    settle();
+    pair.last_pass();
+}
+
 /// The target's users may not write there, but they can.
 #[test]
 fn a_directory_that_others_delete_at_the_target_is_copied_again() {
-    let pair = Pair::new();
-    let directory = pair.source.join("a/b");
-    fs::create_dir_all(&directory).unwrap();
-    fs::write(directory.join("file"), "x").unwrap();
-    for _ in 0..2 {
-        settle();
-        pair.pass(PassOptions::default());
+    for removes_another in [false, true] {
+        let pair = Pair::new();
+        let directory = pair.source.join("a/b");
+        fs::create_dir_all(&directory).unwrap();
+        fs::create_dir(pair.source.join("0")).unwrap();
+        fs::write(directory.join("file"), "x").unwrap();
+        for _ in 0..2 {
+            settle();
+            pair.pass(PassOptions::default());
+        }
+        fs::remove_dir_all(pair.target.join("a/b")).unwrap();
+        if removes_another {
+            fs::remove_dir(pair.source.join("0")).unwrap();
+        }
+        // The listing of the directory above stays as it is.
+        fs::write(directory.join("new"), "").unwrap();
+        let mut target = pair.open();
+        let result = with_session(&pair.source, &mut target, |session| {
+            session.pass(PassOptions::default())
+        });
+        assert!(result.is_err(), "{result:?}");
+        pair.last_pass();
     }
-    fs::remove_dir_all(pair.target.join("a/b")).unwrap();
-    // The listing of the directory above stays as it is.
-    fs::write(directory.join("new"), "").unwrap();
-    let mut target = pair.open();
-    let result = with_session(&pair.source, &mut target, |session| {
-        session.pass(PassOptions::default())
-    });
-    assert!(result.is_err(), "{result:?}");
-    pair.last_pass();
 }
 
 /// An unreadable block counts as its end.
