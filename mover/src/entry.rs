@@ -177,16 +177,6 @@ pub fn content_digest(name: &[u8], inode: &Inode, content: Option<&Hash>) -> Has
     *hasher.finalize().as_bytes()
 }
 
-/// The hash of an inode with everything that is listed.
-#[must_use]
-pub fn inode_digest(inode: &Inode) -> Hash {
-    let mut hasher = blake3::Hasher::new();
-    put_name(&mut hasher, &[], inode);
-    put_kept(&mut hasher, inode);
-    put_stamp(&mut hasher, &inode.stamp);
-    *hasher.finalize().as_bytes()
-}
-
 fn put_name(hasher: &mut blake3::Hasher, name: &[u8], inode: &Inode) {
     put_bytes(hasher, name);
     hasher.update(&[inode.kind.number()]);

@@ -209,8 +209,8 @@ pub(crate) struct Committer<'a> {
     /// Whether the current directory is clean so far.
     clean: bool,
     directory: TreePath,
-    /// Inodes with several names whose content was not copied under the first one: that name does not exist any more, or
-    /// the content changed. The next pass reads them under another name, even if it has no other reason to.
+    /// Inodes with several names whose content was not copied under the first one: it changed meanwhile, or the name does
+    /// not exist any more. The other names are not clean, so that the next pass reads the content.
     uncopied: HashSet<u64>,
 }
 

@@ -203,7 +203,7 @@ impl Planner<'_> {
 
     /// A directory that does not exist here. It was created, moved, or took the place of a file after the directory above
     /// was listed, and the next pass copies it. Otherwise another client has deleted it here: that is an error, and the
-    /// next pass lists everything, as the directory above may never change again.
+    /// next pass hashes everything, as the directory above may never be listed again.
     fn miss(&mut self, path: &TreePath, is_recorded: bool, errno: Errno) -> Result<(), Error> {
         let mut above = self.walk.above.iter_mut().rev();
         let own = above.next();

@@ -15,7 +15,7 @@ use rustix::{
 };
 
 use crate::{
-    entry::{Attributes, Entry, Hash, Inode, Kind, content_digest, inode_digest},
+    entry::{Attributes, Entry, Hash, Inode, Kind, content_digest},
     error::Error,
     journal::{Chunks, Journal, Line, Lines, Record},
     path::{Name, TreePath},
@@ -34,7 +34,7 @@ const PART_BYTES: usize = 512 << 10;
 const PARTS: u64 = 64;
 /// Bytes of one directory that are in memory until it is known whether it was touched.
 const HELD_BYTES: usize = 16 << 20;
-/// Differing names of inodes with several names that are decided on in the end. Further ones count like these.
+/// Differing names of inodes with several names whose paths are in memory until they are decided on.
 const LINKED: usize = 1 << 12;
 /// How many differences are named; further ones are counted.
 pub(crate) const NAMED: usize = 100;
@@ -149,8 +149,8 @@ impl fmt::Display for Difference {
 
 impl Target {
     /// Reads the target back from disk, bypassing the cache, and compares it with the last pass. If nothing
-    /// differs except files that are unknown to the source, the next [`Scope::Touched`] begins from here: a
-    /// pass that reads such a file touches it.
+    /// differs except files whose content at the source is unknown, the next [`Scope::Touched`] begins from here: the
+    /// next pass reads such a file, and that touches it.
     pub fn verify(&self, scope: Scope) -> Result<Verification, Error> {
         let Some((header, mut lines)) = self.journal.read().map_err(Error::Journal)? else {
             return Err(Error::Journal(std::io::Error::other("no pass is complete")));
@@ -215,14 +215,9 @@ impl Target {
             }
             feeder.finish()
         })?;
-        let found = self.judged(found)?;
-        let is_decided = found.undecided == 0;
-        let found = found.finish();
+        let found = self.judged(found)?.finish();
         if found.is_equal_as_sent() {
-            // Otherwise the next verification begins from where this one has.
-            if is_decided {
-                self.journal.set_verified(header.pass).map_err(Error::Journal)?;
-            }
+            self.journal.set_verified(header.pass).map_err(Error::Journal)?;
         } else {
             // Without the note the next pass repairs nothing, but the differences are reported.
             let _ = self.journal.note_difference();
@@ -232,47 +227,27 @@ impl Target {
 }
 
 impl Target {
-    /// Decides on differences of inodes with several names, at the source or here. What the names were listed with differs
-    /// if the inode changed in between, or had fewer names. If its content was to be read under a name that was deleted
-    /// before, it is known under none, and the others are not clean.
+    /// Decides on differences of inodes with several names. If one of its records is not clean, the inode changed after
+    /// another name was listed, or could not be read: the next pass does that. Otherwise the target differs.
     fn judged(&self, mut sum: Sum) -> Result<Sum, Error> {
-        let linked = std::mem::take(&mut sum.linked);
-        if linked.is_empty() {
+        let (linked, more) = (std::mem::take(&mut sum.linked), std::mem::take(&mut sum.more));
+        let Some((_, mut lines)) = self.journal.read().map_err(Error::Journal)? else {
             return Ok(sum);
-        }
-        let numbers = linked.iter().map(|one| (one.ino, Names::default()));
-        let mut names: HashMap<u64, Names> = numbers.collect();
-        let read = self.journal.read().map_err(Error::Journal)?;
-        let mut lines = read.map(|(_, lines)| lines);
-        while let Some(line) = lines
-            .as_mut()
-            .map(Lines::next)
-            .transpose()
-            .map_err(Error::Journal)?
-            .flatten()
+        };
+        let numbers = linked.iter().map(|one| one.ino).chain(more.iter().copied());
+        let mut clean: HashMap<u64, bool> = numbers.map(|ino| (ino, true)).collect();
+        while !clean.is_empty()
+            && let Some(line) = lines.next().map_err(Error::Journal)?
         {
-            let Line::Record(Record {
-                entry: Entry { inode, .. },
-                content,
-                clean,
-                ..
-            }) = line
-            else {
-                continue;
-            };
-            let Some(of_inode) = names.get_mut(&inode.stamp.ino) else {
-                continue;
-            };
-            of_inode.have_content |= content.is_some() || !inode.is_file();
-            of_inode.is_unclean |= !clean;
-            let digest = inode_digest(&inode);
-            of_inode.differ |= *of_inode.first.get_or_insert(digest) != digest;
+            if let Line::Record(record) = line
+                && let Some(clean) = clean.get_mut(&record.entry.inode.stamp.ino)
+            {
+                *clean &= record.clean;
+            }
         }
-        let mut known = false;
+        let is_known = |ino: &u64| clean.get(ino).copied().unwrap_or_default();
         for LinkedDifference { ino, path, aspects } in linked {
-            let is_known = |names: &Names| !names.differ && (names.have_content || !names.is_unclean);
-            if names.get(&ino).is_some_and(is_known) {
-                known = true;
+            if is_known(&ino) {
                 sum.found.update(b"linked");
                 for what in aspects {
                     let path = path.clone();
@@ -283,19 +258,10 @@ impl Target {
                 sum.differ(Difference { path, what });
             }
         }
-        sum.different += sum.undecided;
-        sum.unknown += if known { 0 } else { sum.undecided };
+        sum.different += more.len() as u64;
+        sum.unknown += more.iter().filter(|ino| !is_known(ino)).count() as u64;
         Ok(sum)
     }
-}
-
-/// How an inode was listed under its names.
-#[derive(Default)]
-struct Names {
-    first: Option<Hash>,
-    differ: bool,
-    have_content: bool,
-    is_unclean: bool,
 }
 
 /// The differences under one name of an inode with several.
@@ -486,8 +452,8 @@ struct Sum {
     differences: Vec<Difference>,
     /// Those that are decided on in the end.
     linked: Vec<LinkedDifference>,
-    /// Further such names.
-    undecided: u64,
+    /// The inodes of further such names.
+    more: Vec<u64>,
     different: u64,
     unknown: u64,
     files: u64,
@@ -502,7 +468,7 @@ impl Sum {
             found: blake3::Hasher::new(),
             differences: Vec::new(),
             linked: Vec::new(),
-            undecided: 0,
+            more: Vec::new(),
             different: 0,
             unknown: 0,
             files: 0,
@@ -532,7 +498,7 @@ impl Sum {
             if self.linked.len() < LINKED {
                 self.linked.push(one);
             } else {
-                self.undecided += 1;
+                self.more.push(one.ino);
             }
         }
         self.files += result.files;
