@@ -225,28 +225,32 @@ fn changes_of_others_to_a_linked_file_whose_first_name_is_gone_are_differences()
 
 #[test]
 fn a_linked_file_that_loses_a_name_between_the_listings_of_both_is_no_difference() {
-    for lists_the_first in [false, true] {
+    // The first name, whether its directory is listed, and how many differences are found.
+    for (first, is_listed, unknown) in [("t/f", false, 1), ("t/f", true, 2), ("t/n/d/f", false, 2)] {
         let pair = Pair::new();
         let at = |path: &str| pair.source.join(path);
-        for directory in ["t/m", "t/z/b"] {
+        for directory in ["t/m", "t/n/d", "t/z/b"] {
             fs::create_dir_all(at(directory)).unwrap();
         }
-        fs::write(at("t/f"), "x").unwrap();
+        fs::write(at(first), "x").unwrap();
         fs::write(at("t/m/leased"), "").unwrap();
-        fs::hard_link(at("t/f"), at("t/z/b/f")).unwrap();
+        fs::hard_link(at(first), at("t/z/b/f")).unwrap();
         for _ in 0..2 {
             settle();
             pair.pass(PassOptions::default());
         }
         pair.assert_verified(Scope::Touched);
         fs::write(at("t/m/new"), "").unwrap();
-        if lists_the_first {
+        if is_listed {
             fs::write(at("t/new"), "").unwrap();
         }
-        let change = format!("unlink('{}')", at("t/f").display());
+        let first = at(first);
+        // `t` stays: it is not empty.
+        let directory = first.parent().unwrap().display();
+        let change = format!("unlink('{}'); rmdir('{directory}')", first.display());
         let found = pass_with(&pair, &at("t/m/leased"), &change);
         assert!(found.is_equal_as_sent(), "{:?}", found.differences);
-        assert_eq!(found.unknown, if lists_the_first { 2 } else { 1 });
+        assert_eq!(found.unknown, unknown, "{:?}", found.differences);
         pair.last_pass();
     }
 }
