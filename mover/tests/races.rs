@@ -13,13 +13,15 @@ use mover::{
     verify::{Scope, Verification},
 };
 
-/// A pass during whose listing of the directory of `leased` these Perl statements run once.
+/// A pass during whose listing of the directory of `leased` these Perl statements run once. The target has what was sent.
 fn pass_with(pair: &Pair, leased: &Path, change: &str) -> Verification {
     let wait = "select(undef, undef, undef, 0.3);";
     let lease = Lease::of(leased, &format!("sub {{ {wait} {change}; fcntl($f, 1024, 2) }}"));
     pair.pass(PassOptions::default());
     drop(lease);
-    pair.open().verify(Scope::Touched).unwrap()
+    let found = pair.open().verify(Scope::Touched).unwrap();
+    assert!(found.is_equal_as_sent(), "{:?}", found.differences);
+    found
 }
 
 /// In Perl, writes a text to a file: `>` replaces its content, `>>` appends.
@@ -32,6 +34,15 @@ fn write(path: &Path, how: &str, text: &str) -> String {
 
 fn settle() {
     std::thread::sleep(std::time::Duration::from_millis(60));
+}
+
+/// Passes after which all stamps are settled.
+fn copy_settled(pair: &Pair) {
+    for _ in 0..2 {
+        settle();
+        pair.pass(PassOptions::default());
+    }
+    pair.assert_verified(Scope::Touched);
 }
 
 /// A pair whose source has one file as `a/x` and `z/b/x`. In between `m/leased` is read: the walk reads `z/b` after that, as
@@ -52,15 +63,10 @@ fn linked() -> Pair {
 fn content_written_under_another_name_is_not_taken_for_that_of_before() {
     let pair = linked();
     let at = |path: &str| pair.source.join(path);
-    for _ in 0..2 {
-        settle();
-        pair.pass(PassOptions::default());
-    }
-    pair.assert_verified(Scope::Touched);
+    copy_settled(&pair);
     // So that the directory is listed.
     fs::write(at("m/new"), "").unwrap();
-    let found = pass_with(&pair, &at("m/leased"), &write(&at("z/b/x"), ">", "middle"));
-    assert!(found.is_equal_as_sent(), "{:?}", found.differences);
+    pass_with(&pair, &at("m/leased"), &write(&at("z/b/x"), ">", "middle"));
     assert_eq!(fs::read(pair.target.join("a/x")).unwrap(), b"middle");
     fs::write(at("a/x"), "before").unwrap();
     fs::remove_file(at("z/b/x")).unwrap();
@@ -82,8 +88,7 @@ fn a_subdirectory_that_is_created_after_its_parent_was_listed_is_copied_by_the_n
         new.display(),
         write(&new.join("file"), ">", "x")
     );
-    let found = pass_with(&pair, &leased, &change);
-    assert!(found.is_equal_as_sent(), "{:?}", found.differences);
+    pass_with(&pair, &leased, &change);
     pair.last_pass();
 }
 
@@ -99,8 +104,7 @@ fn files_that_are_deleted_before_they_are_read_are_no_difference() {
     fs::write(at("changed"), "y").unwrap();
     fs::write(at("large"), vec![1; 3 << 20]).unwrap();
     let all = ["changed", "large"].map(|name| format!("unlink('{}')", at(name).display()));
-    let found = pass_with(&pair, &at("leased"), &all.join("; "));
-    assert!(found.is_equal_as_sent(), "{:?}", found.differences);
+    pass_with(&pair, &at("leased"), &all.join("; "));
     assert!(!pair.target.join("changed").exists());
     pair.last_pass();
 }
@@ -110,7 +114,6 @@ fn a_linked_file_that_grows_between_the_listings_of_its_names_is_no_difference()
     let pair = linked();
     let at = |path: &str| pair.source.join(path);
     let found = pass_with(&pair, &at("m/leased"), &write(&at("z/b/x"), ">>", "line"));
-    assert!(found.is_equal_as_sent(), "{:?}", found.differences);
     assert_eq!(found.unknown, 1, "the names were listed with the same size");
     settle();
     pair.last_pass();
@@ -120,20 +123,15 @@ fn a_linked_file_that_grows_between_the_listings_of_its_names_is_no_difference()
 fn a_linked_file_that_changes_after_a_name_was_listed_unchanged_is_no_difference() {
     let pair = linked();
     let at = |path: &str| pair.source.join(path);
-    for _ in 0..2 {
-        settle();
-        pair.pass(PassOptions::default());
-    }
-    pair.assert_verified(Scope::Touched);
+    copy_settled(&pair);
     for directory in ["a", "m"] {
         fs::write(at(directory).join("new"), "").unwrap();
     }
-    let found = pass_with(
+    pass_with(
         &pair,
         &at("m/leased"),
         &write(&at("z/b/x"), ">", "middle, longer"),
     );
-    assert!(found.is_equal_as_sent(), "{:?}", found.differences);
     settle();
     pair.last_pass();
 }
@@ -148,8 +146,7 @@ fn a_linked_file_whose_first_name_is_deleted_before_it_is_read_is_no_difference(
     fs::hard_link(at("b/large"), at("b/larger")).unwrap();
     settle();
     let change = format!("unlink('{}')", at("b/large").display());
-    let found = pass_with(&pair, &at("b/leased"), &change);
-    assert!(found.is_equal_as_sent(), "{:?}", found.differences);
+    pass_with(&pair, &at("b/leased"), &change);
     pair.last_pass();
 }
 
@@ -166,8 +163,7 @@ fn a_linked_file_whose_first_directory_is_renamed_before_it_is_read_is_copied_by
     settle();
     // No time of the file changes.
     let change = format!("rename('{}', '{}')", at("b").display(), at("c").display());
-    let found = pass_with(&pair, &at("z/leased"), &change);
-    assert!(found.is_equal_as_sent(), "{:?}", found.differences);
+    pass_with(&pair, &at("z/leased"), &change);
     pair.last_pass();
 }
 
@@ -195,8 +191,7 @@ fn listed_twice(files: usize) -> (Pair, String) {
 #[test]
 fn linked_files_that_a_pass_lists_twice_are_read_by_the_next_pass() {
     let (pair, rename) = listed_twice(0);
-    let found = pass_with(&pair, &pair.source.join("m/leased"), &rename);
-    assert!(found.is_equal_as_sent(), "{:?}", found.differences);
+    pass_with(&pair, &pair.source.join("m/leased"), &rename);
     pair.last_pass();
 }
 
@@ -205,16 +200,14 @@ fn content_of_a_file_that_took_the_place_of_a_linked_one_is_not_taken_for_its_ow
     let (pair, rename) = listed_twice(0);
     let at = |path: &str| pair.source.join(path);
     let replace = format!("rename('{}', '{}')", at("other").display(), at("b/e").display());
-    let found = pass_with(&pair, &at("m/leased"), &format!("{rename}; {replace}"));
-    assert!(found.is_equal_as_sent(), "{:?}", found.differences);
+    pass_with(&pair, &at("m/leased"), &format!("{rename}; {replace}"));
     pair.last_pass();
 }
 
 #[test]
 fn changes_of_others_to_a_linked_file_whose_first_name_is_gone_are_differences() {
     let (pair, rename) = listed_twice(5000);
-    let found = pass_with(&pair, &pair.source.join("m/leased"), &rename);
-    assert!(found.is_equal_as_sent(), "{:?}", found.differences);
+    pass_with(&pair, &pair.source.join("m/leased"), &rename);
     pair.last_pass();
     let changed = pair.target.join("y/k/e/d/x");
     fs::set_permissions(changed, fs::Permissions::from_mode(0o600)).unwrap();
@@ -235,11 +228,7 @@ fn a_linked_file_that_loses_a_name_between_the_listings_of_both_is_no_difference
         fs::write(at(first), "x").unwrap();
         fs::write(at("t/m/leased"), "").unwrap();
         fs::hard_link(at(first), at("t/z/b/f")).unwrap();
-        for _ in 0..2 {
-            settle();
-            pair.pass(PassOptions::default());
-        }
-        pair.assert_verified(Scope::Touched);
+        copy_settled(&pair);
         fs::write(at("t/m/new"), "").unwrap();
         if is_listed {
             fs::write(at("t/new"), "").unwrap();
@@ -249,7 +238,6 @@ fn a_linked_file_that_loses_a_name_between_the_listings_of_both_is_no_difference
         let directory = first.parent().unwrap().display();
         let change = format!("unlink('{}'); rmdir('{directory}')", first.display());
         let found = pass_with(&pair, &at("t/m/leased"), &change);
-        assert!(found.is_equal_as_sent(), "{:?}", found.differences);
         assert_eq!(found.unknown, unknown, "{:?}", found.differences);
         pair.last_pass();
     }
@@ -266,7 +254,6 @@ fn many_linked_files_that_change_between_the_listings_of_their_names_are_no_diff
     }
     let change = format!("chmod(0600, glob('{}/*'))", at("z/b").display());
     let found = pass_with(&pair, &at("m/leased"), &change);
-    assert!(found.is_equal_as_sent(), "{:?}", found.differences);
     assert!(found.unknown >= 5000, "{}", found.unknown);
     settle();
     pair.last_pass();
@@ -281,10 +268,7 @@ fn a_directory_that_others_delete_at_the_target_is_copied_again() {
         fs::create_dir_all(&directory).unwrap();
         fs::create_dir(pair.source.join("0")).unwrap();
         fs::write(directory.join("file"), "x").unwrap();
-        for _ in 0..2 {
-            settle();
-            pair.pass(PassOptions::default());
-        }
+        copy_settled(&pair);
         fs::remove_dir_all(pair.target.join("a/b")).unwrap();
         if removes_another {
             fs::remove_dir(pair.source.join("0")).unwrap();

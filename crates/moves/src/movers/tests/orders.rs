@@ -360,26 +360,8 @@ async fn a_too_small_target_gets_no_further_requests() {
 }
 
 #[tokio::test]
-async fn a_failed_comparison_is_repeated_after_another_pass() {
-    let pass = passed(0, &json!([]));
+async fn a_comparison_that_fails_or_finds_changed_files_is_repeated_after_another_pass() {
     let cut = json!({"failed": {"reason": "target", "message": "cut"}});
-    let copies = Copies::with(vec![pass.clone(), cut, pass, verified(0)]).await;
-    copies.ended(Pass::Verify(GATE)).await;
-    let Live::Known(seen) = copies.seen(&ROLLBACK) else {
-        panic!("it is silent");
-    };
-    assert_eq!((seen.finished, seen.compared), (None, None));
-    copies.ended(Pass::Verify(GATE)).await;
-    let Live::Known(seen) = copies.seen(&ROLLBACK) else {
-        panic!("it is silent");
-    };
-    assert_eq!(seen.compared, Some((GATE, Roots::Equal)));
-    assert_eq!(copies.target.heard().len(), 4);
-}
-
-#[tokio::test]
-async fn a_comparison_with_files_that_changed_while_they_were_read_is_repeated_after_another_pass() {
-    let pass = passed(0, &json!([]));
     let mut unknown = verified(0);
     for (field, value) in [
         ("different", json!(1)),
@@ -388,18 +370,21 @@ async fn a_comparison_with_files_that_changed_while_they_were_read_is_repeated_a
     ] {
         unknown["verified"][field] = value;
     }
-    let copies = Copies::with(vec![pass.clone(), unknown, pass, verified(0)]).await;
-    copies.ended(Pass::Verify(GATE)).await;
-    let Live::Known(seen) = copies.seen(&ROLLBACK) else {
-        panic!("it is silent");
-    };
-    assert_eq!((seen.finished, seen.compared), (None, None));
-    copies.ended(Pass::Verify(GATE)).await;
-    let Live::Known(seen) = copies.seen(&ROLLBACK) else {
-        panic!("it is silent");
-    };
-    assert_eq!(seen.compared, Some((GATE, Roots::Equal)));
-    assert_eq!(copies.target.heard().len(), 4);
+    for first in [cut, unknown] {
+        let pass = passed(0, &json!([]));
+        let copies = Copies::with(vec![pass.clone(), first, pass, verified(0)]).await;
+        copies.ended(Pass::Verify(GATE)).await;
+        let Live::Known(seen) = copies.seen(&ROLLBACK) else {
+            panic!("it is silent");
+        };
+        assert_eq!((seen.finished, seen.compared), (None, None));
+        copies.ended(Pass::Verify(GATE)).await;
+        let Live::Known(seen) = copies.seen(&ROLLBACK) else {
+            panic!("it is silent");
+        };
+        assert_eq!(seen.compared, Some((GATE, Roots::Equal)));
+        assert_eq!(copies.target.heard().len(), 4);
+    }
 }
 
 /// A comparison that exceeds `maxDowntime` continues after the gate was opened.
