@@ -464,7 +464,7 @@ impl ReceiveState {
         }
         if job.gone.load(Ordering::Relaxed) {
             let exists = !job.fresh || job.chunks.is_some() || job.wrote.load(Ordering::Relaxed);
-            // The source lists it no more, and what exists here may be incomplete.
+            // The source does not list it any more, and what exists here may be incomplete.
             if exists {
                 unlink(self.parent(job, directory)?, &job.name)
                     .map_err(Error::tree("deleting", &job.path))?;

@@ -26,6 +26,7 @@
 mod changed;
 mod chunks;
 mod format;
+mod previous;
 
 use std::{
     fs::{self, File},
@@ -44,6 +45,7 @@ pub(crate) use self::{
     changed::Changes,
     chunks::Chunks,
     format::{JournalWriter, Line, Lines, Record},
+    previous::OldJournal,
 };
 use crate::{
     credentials::MoveId, entry::Inode, error::is_no_space, message::ClockReading, path::TreePath,
@@ -239,7 +241,7 @@ impl Journal {
         fs::rename(self.file("verified.new"), self.file("verified"))
     }
 
-    /// The disk does not have what was written.
+    /// Notes that the disk does not have what was written.
     pub(crate) fn note_difference(&self) -> io::Result<()> {
         File::create(self.file("differs")).map(drop)
     }

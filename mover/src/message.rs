@@ -227,7 +227,7 @@ pub(crate) struct RawFetch {
     /// Hashes of the target's content, 32 bytes per chunk, zeros for unknown ones; empty if all are unknown.
     #[prost(bytes = "vec", tag = "6")]
     pub(crate) claims: Vec<u8>,
-    /// Whether content of another inode that has taken its place is of no use: the target's has other names.
+    /// Whether the file counts as deleted if another inode has its name by now: the target's inode has other names, too.
     #[prost(bool, tag = "7")]
     pub(crate) same_inode: bool,
 }

@@ -23,7 +23,7 @@ use crate::{
     clock,
     entry::{Entry, Hash, Inode, Kind, ListingDigest, Stamp},
     error::Error,
-    journal::{Changes, Chunks, Journal, JournalWriter, Line, Lines, Record},
+    journal::{Changes, Chunks, Journal, JournalWriter, Line, OldJournal, Record},
     ledger::{Item, Ledger, Slot},
     loss::Losses,
     message::{ClockReading, Fetches, FromTarget, RawFetch, TargetMessage, encode_claims},
@@ -76,7 +76,6 @@ pub(crate) struct Walk {
     current: Option<Current>,
     /// A directory whose listing is ignored until its end.
     missed: Option<TreePath>,
-    last_directory: Option<TreePath>,
     /// The last directory and those above it, and whether this pass has listed them or misses them.
     above: Vec<(TreePath, bool)>,
     seen: HashSet<u64>,
@@ -221,14 +220,13 @@ impl Planner<'_> {
         refuse_journal(path)?;
         if self.walk.current.is_some()
             || self.walk.missed.is_some()
-            || self.walk.last_directory.as_ref().is_some_and(|last| path <= last)
+            || self.walk.above.last().is_some_and(|(last, _)| path <= last)
         {
             return Err(Error::Protocol("it lists directories out of order".to_owned()));
         }
-        if self.walk.last_directory.is_none() && !path.is_root() {
+        if self.walk.above.is_empty() && !path.is_root() {
             return Err(Error::Protocol("it does not begin with the root".to_owned()));
         }
-        self.walk.last_directory = Some(path.clone());
         let is_other = |(above, _): &mut (TreePath, bool)| !path.is_below(above);
         while self.walk.above.pop_if(is_other).is_some() {}
         self.walk.above.push((path.clone(), listed));
@@ -302,7 +300,7 @@ impl Planner<'_> {
     /// The walk is over.
     pub(crate) fn finish(&mut self) -> Result<(), Error> {
         let is_within = self.walk.current.is_some() || self.walk.missed.is_some();
-        if is_within || self.walk.last_directory.is_none() {
+        if is_within || self.walk.above.is_empty() {
             return Err(Error::Protocol(
                 "its listing ends in the middle of a directory".to_owned(),
             ));
@@ -755,122 +753,5 @@ fn clash(doing: &'static str, path: &TreePath) -> impl FnOnce(Errno) -> Error {
     move |errno| match errno {
         Errno::EXIST => Error::CaseClash { path: path.clone() },
         errno => Error::tree(doing, path)(errno),
-    }
-}
-
-/// The journal of the last pass, in step with the walk.
-pub(crate) struct OldJournal {
-    lines: Option<Lines>,
-    directory: Option<(TreePath, Inode)>,
-    record: Option<Record>,
-    end: Option<OldEnd>,
-}
-
-/// The end of a directory in it.
-struct OldEnd {
-    digest: Option<Hash>,
-    touched: u32,
-    losses: Losses,
-}
-
-impl OldJournal {
-    pub(crate) fn new(lines: Option<Lines>) -> Self {
-        Self {
-            lines,
-            directory: None,
-            record: None,
-            end: None,
-        }
-    }
-
-    fn line(&mut self) -> Result<Option<Line>, Error> {
-        let Some(lines) = &mut self.lines else {
-            return Ok(None);
-        };
-        lines.next().map_err(Error::Journal)
-    }
-
-    /// Moves to this directory; false if it is not in the journal.
-    fn seek(&mut self, path: &TreePath) -> Result<bool, Error> {
-        loop {
-            match &self.directory {
-                Some((at, _)) if at == path => return Ok(true),
-                Some((at, _)) if at > path => return Ok(false),
-                _ => {}
-            }
-            match self.line()? {
-                Some(Line::Directory { path, own }) => {
-                    self.directory = Some((path, own));
-                    (self.record, self.end) = (None, None);
-                }
-                Some(_) => {}
-                None => return Ok(false),
-            }
-        }
-    }
-
-    fn own(&self) -> Option<Inode> {
-        self.directory.as_ref().map(|(_, own)| own.clone())
-    }
-
-    fn next_record(&mut self) -> Result<Option<Record>, Error> {
-        if let Some(record) = self.record.take() {
-            return Ok(Some(record));
-        }
-        if self.end.is_some() {
-            return Ok(None);
-        }
-        match self.line()? {
-            Some(Line::Record(record)) => Ok(Some(record)),
-            Some(Line::End {
-                digest,
-                touched,
-                losses,
-            }) => {
-                self.end = Some(OldEnd {
-                    digest,
-                    touched,
-                    losses,
-                });
-                Ok(None)
-            }
-            // The journal ends here, or in the middle of a directory.
-            Some(Line::Directory { path, own }) => {
-                self.directory = Some((path, own));
-                Ok(None)
-            }
-            None => Ok(None),
-        }
-    }
-
-    /// The record of this name; earlier records are of entries that are not listed any more.
-    fn record(&mut self, journal: &Journal, name: &Name) -> Result<Option<Record>, Error> {
-        while let Some(record) = self.next_record()? {
-            match record.entry.name.cmp(name) {
-                std::cmp::Ordering::Less => self.forget(journal, &record),
-                std::cmp::Ordering::Equal => return Ok(Some(record)),
-                std::cmp::Ordering::Greater => {
-                    self.record = Some(record);
-                    return Ok(None);
-                }
-            }
-        }
-        Ok(None)
-    }
-
-    fn skip(&mut self, journal: &Journal) -> Result<(), Error> {
-        while let Some(record) = self.next_record()? {
-            self.forget(journal, &record);
-        }
-        Ok(())
-    }
-
-    fn forget(&self, journal: &Journal, record: &Record) {
-        let large = record.entry.inode.stamp.size > CHUNK as u64;
-        if let Some((directory, _)) = self.directory.as_ref().filter(|_| large)
-            && let Ok(path) = directory.child(&record.entry.name)
-        {
-            Chunks::forget(journal, &path);
-        }
     }
 }

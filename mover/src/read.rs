@@ -49,7 +49,7 @@ pub(crate) struct Fetch {
     pub(crate) first: u64,
     /// The hashes of the target's chunks.
     pub(crate) claims: Vec<Option<Hash>>,
-    /// Only of the inode of the stamp.
+    /// Whether the file counts as deleted if another inode has its name by now.
     pub(crate) same_inode: bool,
 }
 

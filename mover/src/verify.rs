@@ -205,8 +205,8 @@ impl Target {
                 directories += 1;
                 feeder.directory(&reader, &path, own, &mut lines)?;
             }
-            // An unreadable block is the end of a journal. A directory that was deleted after it was listed has no
-            // listing, either.
+            // A journal ends at an unreadable block; and a directory that was deleted after the one above was listed has
+            // no listing.
             if directories != feeder.listed + 1 {
                 feeder.sum.differ(Difference {
                     path: TreePath::root(),
@@ -215,7 +215,7 @@ impl Target {
             }
             feeder.finish()
         })?;
-        let found = self.judged(found)?.finish();
+        let found = self.with_linked(found)?.finish();
         if found.is_equal_as_sent() {
             self.journal.set_verified(header.pass).map_err(Error::Journal)?;
         } else {
@@ -224,25 +224,23 @@ impl Target {
         }
         Ok(found)
     }
-}
 
-impl Target {
     /// Decides on differences of inodes with several names. If one of its records is not clean, the inode changed after
     /// another name was listed, or could not be read: the next pass does that. Otherwise the target differs.
-    fn judged(&self, mut sum: Sum) -> Result<Sum, Error> {
+    fn with_linked(&self, mut sum: Sum) -> Result<Sum, Error> {
         let (linked, more) = (std::mem::take(&mut sum.linked), std::mem::take(&mut sum.more));
-        let Some((_, mut lines)) = self.journal.read().map_err(Error::Journal)? else {
+        if linked.is_empty() {
             return Ok(sum);
-        };
+        }
         let numbers = linked.iter().map(|one| one.ino).chain(more.iter().copied());
         let mut clean: HashMap<u64, bool> = numbers.map(|ino| (ino, true)).collect();
-        while !clean.is_empty()
-            && let Some(line) = lines.next().map_err(Error::Journal)?
-        {
-            if let Line::Record(record) = line
-                && let Some(clean) = clean.get_mut(&record.entry.inode.stamp.ino)
-            {
-                *clean &= record.clean;
+        if let Some((_, mut lines)) = self.journal.read().map_err(Error::Journal)? {
+            while let Some(line) = lines.next().map_err(Error::Journal)? {
+                if let Line::Record(record) = line
+                    && let Some(clean) = clean.get_mut(&record.entry.inode.stamp.ino)
+                {
+                    *clean &= record.clean;
+                }
             }
         }
         let is_known = |ino: &u64| clean.get(ino).copied().unwrap_or_default();

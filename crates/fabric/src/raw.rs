@@ -12,7 +12,7 @@ use crate::offload::{
     pods::{FINALIZER, GATE, HomePod, RemotePod, STARTED},
 };
 
-/// Why the state of a started remote pod is unknown whose annotations other clients have changed.
+/// Why the state of a started remote pod is unknown: other clients have changed its annotations.
 const CHANGED_MARKS: &str = "its annotations fabric.storage.liqo.io/home-* were changed there. Restore them, or delete it there: \
                              this pod ends then";
 
