@@ -132,6 +132,7 @@ impl Coded for DeleteError {
                     | DeleteRefusal::Attached(_)
                     | DeleteRefusal::Releasing
                     | DeleteRefusal::Gated
+                    | DeleteRefusal::ToBeCopied(_)
                     | DeleteRefusal::Moves,
                 ..
             } => Code::FailedPrecondition,
@@ -362,6 +363,10 @@ mod tests {
             ),
             (
                 not_deleted(DeleteRefusal::Attached("n".into())),
+                Code::FailedPrecondition,
+            ),
+            (
+                not_deleted(DeleteRefusal::ToBeCopied("shop/copy".into())),
                 Code::FailedPrecondition,
             ),
             (code(DeleteError::Unknown("down".into())), Code::Unavailable),

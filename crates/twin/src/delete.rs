@@ -232,8 +232,11 @@ async fn observe(
             Err(foreign) => DeleteTwin::Foreign(foreign),
             Ok(_) if reading::is_releasing(found) => DeleteTwin::Releasing,
             Ok(_) if owned_by_move => DeleteTwin::OfMove,
-            Ok(_) => DeleteTwin::Ours {
-                deleting: found.metadata.deletion_timestamp.is_some(),
+            Ok(_) => match copy_to_come(site).await? {
+                Some(claim) => DeleteTwin::ToBeCopied(claim),
+                None => DeleteTwin::Ours {
+                    deleting: found.metadata.deletion_timestamp.is_some(),
+                },
             },
         },
     };
@@ -267,6 +270,29 @@ async fn observe(
         },
         found,
     ))
+}
+
+/// The claim of a twin that is to become a copy of the one at this site. `CreateVolume` may succeed before that
+/// copy is made, and from then on csi-provisioner does not protect the source.
+async fn copy_to_come(site: &Site) -> Result<Option<String>, ApiError> {
+    let (view, topic) = (site.view(), slim::copies_of(site.namespace(), site.name()));
+    let copy = if view.outdated_since().is_none() {
+        view.of_topic(&topic).pop()
+    } else {
+        let ours = site.twins().list(Some(&mark::selector(site.home().id()))).await?;
+        let mut ours = ours.iter().filter_map(slim::twin);
+        ours.find(|twin| twin.to_copy.as_ref() == Some(&topic))
+            .map(Arc::new)
+    };
+    Ok(copy.map(|copy| match &copy.claim {
+        Some(claim) => format!("{}/{}", claim.namespace, claim.name),
+        None => format!(
+            "{}/{} in the cluster {}",
+            copy.namespace,
+            copy.name,
+            site.cluster_name()
+        ),
+    }))
 }
 
 /// Whether a claim that is not marked as the twin was created after the twin was deleted. In a remote cluster names

@@ -5,7 +5,7 @@ mod pods;
 mod reflected;
 mod volumes;
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, iter};
 
 use k8s_openapi::api::{
     core::v1::{Node as KubeNode, PersistentVolumeClaim},
@@ -38,7 +38,7 @@ use crate::{
 /// Annotation by which a scheduler (or this driver in its place) names the node of a claim's consumer.
 pub const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 
-/// A twin. Its topic is its name.
+/// A twin. Its topics are its name and, until it has a volume, [`copies_of`] its source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "independent facts about one object")]
 pub struct Twin {
@@ -66,6 +66,14 @@ pub struct Twin {
     pub epoch: Epoch,
     /// Its marks about moves.
     pub moves: Result<TwinMarks, TwinMarkError>,
+    /// The topic of the twin that it will be a copy of, until it has a volume.
+    pub to_copy: Option<String>,
+}
+
+/// The topic of the twins that will be copies of this one.
+#[must_use]
+pub fn copies_of(namespace: &str, name: &str) -> String {
+    format!("copies of {namespace}/{name}")
 }
 
 impl Twin {
@@ -141,11 +149,16 @@ impl Slim for Twin {
         &self.name
     }
 
+    fn topics(&self) -> impl Iterator<Item = &str> {
+        iter::once(self.topic()).chain(self.to_copy.as_deref())
+    }
+
     fn text(&self) -> usize {
         let options = [
             self.node.as_ref(),
             self.real_volume.as_ref(),
             self.attributes.as_ref(),
+            self.to_copy.as_ref(),
         ];
         let optional: usize = options.into_iter().flatten().map(String::len).sum();
         let claim = self.claim.as_ref();
@@ -254,7 +267,16 @@ pub fn twin(claim: &PersistentVolumeClaim) -> Option<Twin> {
         releasing: claim.annotations().contains_key(mark::RELEASING),
         epoch: marks.epoch,
         moves: TwinMarks::read(claim.labels(), claim.annotations()),
+        to_copy: to_copy(claim),
     })
+}
+
+fn to_copy(claim: &PersistentVolumeClaim) -> Option<String> {
+    let spec = claim.spec.as_ref()?;
+    let source = spec.data_source.as_ref()?;
+    let awaited = spec.volume_name.is_none() && claim.metadata.deletion_timestamp.is_none();
+    let awaited = awaited && source.kind == "PersistentVolumeClaim";
+    awaited.then(|| copies_of(&claim.namespace().unwrap_or_default(), &source.name))
 }
 
 /// A digest that changes when the attributes class in the status changes.

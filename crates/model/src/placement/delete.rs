@@ -6,7 +6,7 @@
 //! looks like that for a moment while a user restores its claim. While that claim exists, nothing is deleted.
 //!
 //! ```text
-//!  the PV's claim exists, the volume is being released or moved ──▶ Refuse
+//!  the PV's claim exists, the volume is being released, moved or copied ──▶ Refuse
 //!
 //!  twin exists ──DeleteTwin──▶ twin deleting ──AwaitTwin──▶ twin deleted
 //!                                                               │
@@ -48,6 +48,8 @@ pub enum DeleteTwin {
     Releasing,
     /// The twin, which is the source, the target or the retained source of a move.
     OfMove,
+    /// The twin, of which this claim will have a copy.
+    ToBeCopied(String),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -161,6 +163,11 @@ pub enum DeleteRefusal {
     /// It is in use.
     #[error("the volume is still attached to the node {0}")]
     Attached(String),
+    /// Its data would be lost for the copy.
+    #[error(
+        "the claim {0} is a clone of the volume and does not have the data yet: in another cluster it may be copied only when a pod          with the claim is there. If the clone is not needed, delete that claim"
+    )]
+    ToBeCopied(String),
 }
 
 #[must_use]
@@ -180,6 +187,7 @@ pub fn delete_step(facts: &DeleteFacts) -> DeleteStep {
         DeleteTwin::Ours { deleting: true } => DeleteStep::AwaitTwin,
         DeleteTwin::Releasing => DeleteStep::Refuse(DeleteRefusal::Releasing),
         DeleteTwin::OfMove => DeleteStep::Refuse(DeleteRefusal::Moves),
+        DeleteTwin::ToBeCopied(claim) => DeleteStep::Refuse(DeleteRefusal::ToBeCopied(claim.clone())),
         DeleteTwin::Absent => without_twin(&facts.volume),
     }
 }
@@ -336,6 +344,7 @@ mod tests {
                 DeleteTwin::Ours { deleting: true },
                 DeleteTwin::Releasing,
                 DeleteTwin::OfMove,
+                DeleteTwin::ToBeCopied("shop/copy".into()),
             ]),
             volume in select(vec![
                 TwinVolume::Unknown("down".into()),

@@ -51,6 +51,39 @@ async fn a_twin_missing_in_a_replaced_cluster_does_not_count_as_deleted() {
     }
 }
 
+/// The clone was confirmed before it was bound, so that csi-provisioner no longer protects its source.
+#[tokio::test]
+async fn the_source_of_a_clone_is_deleted_after_it_is_copied() {
+    const COPY: &str = "/api/v1/namespaces/shop-home/persistentvolumeclaims/copy";
+    for all_claims in [true, false] {
+        let mut world = World::new().await;
+        world.rights.all_claims = all_claims;
+        let made = world.create().await.unwrap();
+        let mut copy = world.twin().unwrap();
+        world.bind().await;
+        world.remember(made);
+        copy["metadata"]["annotations"][mark::CLAIM_NAME] = "copy".into();
+        copy["metadata"]["uid"] = "copy".into();
+        copy["spec"]["dataSource"] = json!({"kind": "PersistentVolumeClaim", "name": "data"});
+        world.there.put(COPY, copy);
+        let registry = world.registry().await;
+        let outcome = world.delete_within(&registry, A_MOMENT).await;
+        assert!(
+            matches!(
+                &outcome,
+                Err(DeleteError::Refused { refusal: DeleteRefusal::ToBeCopied(claim), .. }) if claim == "shop/copy"
+            ),
+            "{outcome:?}"
+        );
+        assert!(world.twin().is_some());
+        world
+            .there
+            .change(COPY, |copy| copy["spec"]["volumeName"] = "copied".into());
+        world.there.remove("/api/v1/persistentvolumes/pv");
+        world.delete().await.unwrap();
+    }
+}
+
 /// `CreateVolume` succeeded before the twin was bound, so the virtual PV does not name the twin's PV.
 #[tokio::test]
 async fn pvs_are_not_listed_for_a_deletion_that_takes_several_calls() {
