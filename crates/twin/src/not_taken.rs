@@ -10,6 +10,9 @@ use crate::{
 /// Turns the rejection of a twin by the API server into the error for its claim.
 pub(super) fn rejected(site: &Site, error: ApiError) -> CreateError {
     match (&error.cause, site.remote_cluster()) {
+        (Cause::Forbidden(message) | Cause::Invalid(message), Some(_)) if is_denied(message) => {
+            CreateError::NotThisClaim(error.to_string())
+        }
         // At home only an administrator can fix it. If a remote cluster rejects it, others may accept it.
         (Cause::Forbidden(_) | Cause::Invalid(_) | Cause::NotFound(_), None)
         | (Cause::Invalid(_), Some(_)) => CreateError::NotAccepted(error),
@@ -37,6 +40,13 @@ pub(super) async fn record_refusal(
     if let Err(error) = refusals::record(site.home(), &policy.namespace, &refused, now).await {
         tracing::warn!(%error, "failed to record the refusal of a remote cluster");
     }
+}
+
+/// Whether an admission policy or webhook has denied it, which it may do with any code of a client error.
+fn is_denied(message: &str) -> bool {
+    ["denied the request", "denied request:"]
+        .iter()
+        .any(|sign| message.contains(sign))
 }
 
 /// Whether something forbidden may soon be allowed: the namespace or its roles do not exist yet, or the

@@ -18,6 +18,8 @@ pub enum Act {
     Drop(&'static str),
     /// Forbids the request with this message.
     Forbid(&'static str),
+    /// Refuses the request with this code and message.
+    Deny(u16, &'static str),
     /// Handles the request, then answers with this code: the real answer is lost.
     DoAndRefuse(u16),
     /// Answers a change with the unchanged object: a webhook has reverted the change.

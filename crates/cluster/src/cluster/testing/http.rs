@@ -112,6 +112,7 @@ async fn serve(State(server): State<Arc<Server>>, request: Request<Body>) -> Res
         Some(Act::Forbid(message)) => {
             (StatusCode::FORBIDDEN, Json(status(403, "Forbidden", message))).into_response()
         }
+        Some(Act::Deny(code, message)) => refusal(code, message),
         Some(Act::DoAndRefuse(code)) => {
             act(&server.store, &method, &path, &query, lists, &body);
             refusal(code, "scripted")

@@ -119,6 +119,20 @@ async fn a_quota_sends_the_pod_elsewhere_and_is_remembered() {
 }
 
 #[tokio::test]
+async fn a_denied_claim_makes_the_scheduler_try_elsewhere() {
+    let denied = "ValidatingAdmissionPolicy 'labels' with binding 'labels' denied request: no label";
+    for code in [400, 403, 422] {
+        let world = World::new().await;
+        let denied = Act::Deny(code, denied);
+        world
+            .there
+            .fault(Fault::new("POST", "shop-home/persistentvolumeclaims", denied));
+        assert!(elsewhere(world.create().await).contains("no label"));
+        assert_eq!(world.noted(), None, "that says nothing about other claims");
+    }
+}
+
+#[tokio::test]
 async fn a_missing_class_parameter_is_not_remembered_for_the_cluster() {
     let mut world = World::new().await;
     world.declared.classes.default = None;
