@@ -35,6 +35,13 @@ impl AccessMode {
             Self::ReadWriteOncePod => "ReadWriteOncePod",
         }
     }
+
+    /// Whether a volume with this mode can be used in a narrower one.
+    fn covers(self, asked: Self) -> bool {
+        self == asked
+            || self == Self::ReadWriteMany
+            || self == Self::ReadWriteOnce && asked == Self::ReadWriteOncePod
+    }
 }
 
 impl FromStr for AccessMode {
@@ -158,7 +165,8 @@ impl Capabilities {
         }
     }
 
-    /// Whether a volume created for these capabilities also satisfies the requested ones.
+    /// Whether a volume created for these capabilities also satisfies the requested ones. A user may narrow the
+    /// access modes of a PV.
     ///
     /// A file system type counts only where both name one; mount flags are given at each use and do not
     /// count.
@@ -168,7 +176,8 @@ impl Capabilities {
             (Some(ours), Some(theirs)) => ours == theirs,
             _ => true,
         };
-        same_type && self.volume_mode() == asked.volume_mode() && self.modes.is_superset(&asked.modes)
+        let is_covered = |asked: &AccessMode| self.modes.iter().any(|mode| mode.covers(*asked));
+        same_type && self.volume_mode() == asked.volume_mode() && asked.modes.iter().all(is_covered)
     }
 }
 
@@ -250,6 +259,22 @@ mod tests {
         assert!(!serves(mount(ReadWriteMany, "", &[])));
         assert!(!serves(mount(ReadWriteOnce, "xfs", &[])));
         assert!(!serves(block(ReadWriteOnce)));
+    }
+
+    #[test]
+    fn a_volume_serves_narrower_access_modes() {
+        use AccessMode::{ReadOnlyMany, ReadWriteMany, ReadWriteOnce, ReadWriteOncePod};
+        let serves = |made, asked| {
+            let [made, asked] = [made, asked].map(|mode| Capabilities::new([block(mode)]).unwrap());
+            made.contains(&asked)
+        };
+        for narrower in [ReadWriteOnce, ReadOnlyMany, ReadWriteOncePod] {
+            assert!(serves(ReadWriteMany, narrower), "{narrower}");
+            assert!(!serves(narrower, ReadWriteMany), "{narrower}");
+        }
+        assert!(serves(ReadWriteOnce, ReadWriteOncePod));
+        assert!(!serves(ReadWriteOncePod, ReadWriteOnce));
+        assert!(!serves(ReadWriteOnce, ReadOnlyMany));
     }
 
     #[test]

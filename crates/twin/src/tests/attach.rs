@@ -77,6 +77,22 @@ async fn a_volume_of_this_cluster_is_not_attached_to_a_virtual_node() {
     assert!(world.api.store().below(ATTACHMENTS).is_empty());
 }
 
+/// <https://kubernetes.io/docs/tasks/administer-cluster/change-pv-access-mode-readwriteoncepod/>
+#[tokio::test]
+async fn a_volume_is_attached_with_narrowed_access_modes() {
+    let mut world = World::new(Real::Works).await;
+    world.create().await.unwrap();
+    let narrowed = Capability {
+        mode: AccessMode::ReadWriteOncePod,
+        access: Access::Mount {
+            fs_type: None,
+            flags: Vec::new(),
+        },
+    };
+    world.request.spec.capabilities = Capabilities::new([narrowed]).unwrap();
+    world.publish("n1").await.unwrap();
+}
+
 /// A watch may lag, be interrupted, or have only just begun.
 #[tokio::test]
 async fn an_attachment_missing_in_the_view_is_deleted_too() {
