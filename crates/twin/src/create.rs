@@ -122,7 +122,7 @@ async fn take_step(
             Progress::Again
         }
         CreateStep::Create => {
-            let make = make_twin(site, registry, policy, events, request, observation);
+            let make = make_twin(site, registry, policy, events, request, observation, deadline);
             match Box::pin(make).await? {
                 Next::Observe => Progress::Again,
                 Next::AwaitBinding => Progress::Await("bound"),
@@ -208,6 +208,7 @@ async fn make_twin(
     events: &Events,
     request: &CreateRequest,
     observation: &Observation,
+    deadline: Instant,
 ) -> Result<Next, CreateError> {
     // Before the plan: a twin in another cluster than its source is impossible whatever the plan.
     let source = source::find_source(site, registry, request, observation).await?;
@@ -239,7 +240,15 @@ async fn make_twin(
     let twin = record::twin(site, request, observation.claim.as_ref(), &chosen);
     let created = crash::around(Step::TwinCreate, site.twins().create(&twin)).await;
     // None: another call has created it, most likely an earlier one of ours; the caller reads it.
-    created.map_err(|error| rejected(site, error))?;
+    let created = created.map_err(|error| rejected(site, error))?;
+    // The PV of such a twin is not checked.
+    if planned.answered_early
+        && let Some(created) = created.filter(|created| source::is_changed_copy(&twin, created))
+    {
+        withdraw(site.cluster(), &created, deadline).await?;
+        let flaw = "an admission webhook or policy in its cluster has changed the class or the dataSource of the twin";
+        return Err(refused(site, Refusal::NoCopy(flaw)));
+    }
     if observation.facts.retain && !site.cluster().rights().volume_changes {
         warn_not_retained(site, events, observation).await;
     }

@@ -422,6 +422,15 @@ async fn copier(there: &Site, twin: &PersistentVolumeClaim, name: &str) -> Resul
     })
 }
 
+/// Whether a twin that will be a copy was created with another source or class than requested.
+pub(super) fn is_changed_copy(twin: &PersistentVolumeClaim, created: &PersistentVolumeClaim) -> bool {
+    let [wanted, found] = [twin, created].map(|twin| {
+        let spec = twin.spec.as_ref();
+        spec.map(|spec| (&spec.data_source, &spec.storage_class_name))
+    });
+    wanted.is_some_and(|(source, _)| source.is_some()) && wanted != found
+}
+
 /// Why the PV of a twin is not a copy of the requested source.
 pub(super) fn copy_defect(
     request: &CreateRequest,
@@ -438,6 +447,7 @@ pub(super) fn copy_defect(
     };
     copy_flaw(CopyFacts {
         names_source: named.is_some_and(|named| named.kind == kind),
+        by_csi: reading::driver(volume).is_some(),
         chosen: volume.annotations().contains_key(facts::BOUND_BY_CONTROLLER),
         twin_created: created(twin.metadata.creation_timestamp.as_ref()),
         volume_created: created(volume.metadata.creation_timestamp.as_ref()),

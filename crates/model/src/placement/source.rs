@@ -110,6 +110,8 @@ const SKEW: i64 = 60;
 pub struct CopyFacts {
     /// Whether the twin still names its source.
     pub names_source: bool,
+    /// Whether the PV belongs to a CSI driver.
+    pub by_csi: bool,
     /// Whether Kubernetes has chosen the PV, which then was not provisioned for the twin.
     pub chosen: bool,
     /// When the twin was created, in seconds since 1970.
@@ -123,6 +125,8 @@ pub struct CopyFacts {
 pub fn copy_flaw(facts: CopyFacts) -> Option<&'static str> {
     if !facts.names_source {
         Some("the API server has dropped the field dataSource of the twin")
+    } else if !facts.by_csi {
+        Some("its PersistentVolume is of no CSI driver, and other provisioners do not copy")
     } else if facts.chosen {
         Some("its PersistentVolume existed before, and Kubernetes chose it for the twin")
     } else if facts.volume_created.saturating_add(SKEW) < facts.twin_created {
@@ -178,6 +182,7 @@ mod tests {
     fn a_volume_that_existed_before_is_no_copy() {
         let facts = CopyFacts {
             names_source: true,
+            by_csi: true,
             chosen: false,
             twin_created: 1000,
             volume_created: 1000,
@@ -204,6 +209,11 @@ mod tests {
                 ..facts
             },
         );
+        let in_tree = CopyFacts {
+            by_csi: false,
+            ..facts
+        };
+        assert!(copy_flaw(in_tree).unwrap().contains("no CSI driver"));
         assert!(copy_flaw(older).unwrap().contains("older"));
         assert!(copy_flaw(dropped).unwrap().contains("dataSource"));
     }

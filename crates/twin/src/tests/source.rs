@@ -265,6 +265,34 @@ async fn an_existing_volume_is_not_used_as_a_copy() {
     assert_eq!(world.twin(), None);
 }
 
+/// A policy there gave the twin the class of a provisioner that ignores sources.
+#[tokio::test]
+async fn a_volume_of_no_csi_driver_is_not_used_as_a_copy() {
+    let world = with_snapshot("real.test").await;
+    let made = world.create().await.unwrap();
+    let path = format!("{VOLUMES}/{}", made.context[TWIN_VOLUME]);
+    world.api.change(&path, |volume| {
+        volume["spec"]["csi"] = Value::Null;
+        volume["spec"]["hostPath"] = json!({"path": "/x"});
+    });
+    world.api.change(&twin_path(), |twin| {
+        let annotations = twin["metadata"]["annotations"].as_object_mut().unwrap();
+        annotations.remove(mark::HANDED_OVER);
+    });
+    let outcome = world.create().await;
+    assert!(
+        matches!(
+            outcome,
+            Err(CreateError::Refused {
+                refusal: Refusal::NoCopy(_),
+                ..
+            })
+        ),
+        "{outcome:?}"
+    );
+    assert_eq!(world.twin(), None);
+}
+
 #[tokio::test]
 async fn another_volume_mode_has_to_be_allowed() {
     let mut world = with_snapshot("real.test").await;

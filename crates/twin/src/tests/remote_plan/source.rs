@@ -45,6 +45,29 @@ async fn a_snapshot_is_restored_in_its_cluster() {
     assert_eq!(source["name"], format!("snapshot-{SNAPSHOT}"));
 }
 
+/// Nobody would notice that the volume is empty.
+#[tokio::test]
+async fn a_copy_whose_twin_is_changed_there_is_refused() {
+    for field in ["/spec/dataSource", "/spec/storageClassName"] {
+        let world = copying(&format!("s1:milan:shop-home:{SNAPSHOT}")).await;
+        snapshot(&world.there, "shop-home");
+        let changed = Fault::new("POST", "shop-home/persistentvolumeclaims", Act::Drop(field));
+        world.there.fault(changed);
+        let outcome = world.create().await;
+        assert!(
+            matches!(
+                outcome,
+                Err(CreateError::Refused {
+                    refusal: Refusal::NoCopy(_),
+                    ..
+                })
+            ),
+            "{field}: {outcome:?}"
+        );
+        assert_eq!(world.twin(), None);
+    }
+}
+
 /// The cluster of the source that is recorded on the claim.
 fn miss(world: &World) -> serde_json::Value {
     world.home_api.object(CLAIM).unwrap()["metadata"]["annotations"][mark::SOURCE_AT].clone()
