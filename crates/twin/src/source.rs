@@ -320,8 +320,9 @@ async fn allow_mode(
     if found == wanted || allows(content) {
         return Ok(());
     }
-    let is_allowed = user_content(there).await?.as_ref().is_some_and(allows)
-        || contents_with_id(there).await?.iter().any(allows);
+    let (home, id) = (there.home(), there.id());
+    let is_allowed = user_content(home, &id.key).await?.as_ref().is_some_and(allows)
+        || contents_with_id(home, &id).await?.iter().any(allows);
     if !is_allowed {
         return Err(CreateError::Source(SourceRefusal::OtherMode {
             source_name: name.to_owned(),

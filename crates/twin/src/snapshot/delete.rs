@@ -37,12 +37,13 @@ pub async fn delete_snapshot(
     id: &SnapshotId,
     deadline: Instant,
 ) -> Result<(), SnapshotDeleteError> {
-    let Some(site) = SnapshotSite::of(home, registry, id).await? else {
-        return Ok(());
+    let deleted = match SnapshotSite::of(home, registry, id).await {
+        Ok(Some(site)) => delete_at(&site, deadline).await,
+        Ok(None) => Ok(()),
+        Err(unknown) => Err(unknown.into()),
     };
-    let deleted = delete_at(&site, deadline).await;
     if let Err(error) = &deleted {
-        warn_user(&site, events, error).await;
+        warn_user(home, id, events, error).await;
     }
     deleted
 }
@@ -81,7 +82,7 @@ async fn delete_at(site: &SnapshotSite, deadline: Instant) -> Result<(), Snapsho
 /// Checks that the data is deleted, too, when the twin does not exist: if another client deleted the
 /// twin, the data may be retained.
 async fn check_data_deleted(site: &SnapshotSite) -> Result<(), SnapshotDeleteError> {
-    for user in user_contents(site).await? {
+    for user in user_contents(site.home(), &site.id()).await? {
         match retained_content(site, &user).await.map_err(rejected)? {
             Some(content) if would_be_deleted(&content) => {
                 return Err(SnapshotDeleteError::LeftBehind {
@@ -99,10 +100,10 @@ async fn check_data_deleted(site: &SnapshotSite) -> Result<(), SnapshotDeleteErr
 
 /// The contents of the snapshot's users: the one that Kubernetes created or, if there is none, all with the
 /// id of the snapshot.
-async fn user_contents(site: &SnapshotSite) -> Result<Vec<VolumeSnapshotContent>, ApiError> {
-    match user_content(site).await? {
+async fn user_contents(home: &Cluster, id: &SnapshotId) -> Result<Vec<VolumeSnapshotContent>, ApiError> {
+    match user_content(home, &id.key).await? {
         Some(content) => Ok(vec![content]),
-        None => contents_with_id(site).await,
+        None => contents_with_id(home, id).await,
     }
 }
 
@@ -153,8 +154,8 @@ async fn still_exists(site: &SnapshotSite, twin: &VolumeSnapshot) -> SnapshotDel
 }
 
 /// Emits an event with the reason: csi-snapshotter's own event says that the deletion failed, but not why.
-async fn warn_user(site: &SnapshotSite, events: &Events, error: &SnapshotDeleteError) {
-    for content in user_contents(site).await.unwrap_or_default() {
+async fn warn_user(home: &Cluster, id: &SnapshotId, events: &Events, error: &SnapshotDeleteError) {
+    for content in user_contents(home, id).await.unwrap_or_default() {
         events
             .warn_content(&content, "SnapshotNotDeleted", &error.to_string())
             .await;

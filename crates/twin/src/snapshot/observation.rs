@@ -6,11 +6,11 @@ use kube::ResourceExt;
 use super::{SnapshotCreateError, SnapshotRequest, TakenSnapshot, site::SnapshotSite};
 use crate::{
     cluster::{
-        ApiError, facts,
+        ApiError, Cluster, facts,
         snapshots::{VolumeSnapshot, VolumeSnapshotContent, is_ready},
     },
     placement::{SnapshotFacts, SnapshotTwin, UserContent, is_kept},
-    volume::{DRIVER_NAME, SnapshotId, SnapshotMarks, mark},
+    volume::{DRIVER_NAME, SnapshotId, SnapshotKey, SnapshotMarks, mark},
 };
 
 /// As `deletionPolicy` spells it.
@@ -30,9 +30,10 @@ impl SnapshotObservation {
         site: &SnapshotSite,
         request: &SnapshotRequest,
     ) -> Result<Self, SnapshotCreateError> {
-        let (snapshots, name) = (site.snapshots(), site.name());
+        let (snapshots, name, id) = (site.snapshots(), site.name(), site.id());
         let (twin, user_content) =
-            futures::try_join!(snapshots.get(&name), user_content(site)).map_err(not_allowed)?;
+            futures::try_join!(snapshots.get(&name), user_content(site.home(), &id.key))
+                .map_err(not_allowed)?;
         let twin_fact = twin.as_ref().map(|twin| match site.recognise(twin) {
             Ok(marks) => SnapshotTwin::Ours {
                 deleting: twin.metadata.deletion_timestamp.is_some(),
@@ -79,22 +80,27 @@ fn not_allowed(error: ApiError) -> SnapshotCreateError {
 
 /// The contents in the home cluster with the id of the snapshot, whatever their names: also an import creates
 /// one, and so do users and backup tools for a snapshot that exists.
-pub(crate) async fn contents_with_id(site: &SnapshotSite) -> Result<Vec<VolumeSnapshotContent>, ApiError> {
-    let id = site.id().to_string();
+pub(crate) async fn contents_with_id(
+    home: &Cluster,
+    id: &SnapshotId,
+) -> Result<Vec<VolumeSnapshotContent>, ApiError> {
+    let id = id.to_string();
     let is_its = |content: &VolumeSnapshotContent| {
         let status = content.status.as_ref();
         let taken = status.and_then(|status| status.snapshot_handle.as_ref());
         let handle = content.spec.source.snapshot_handle.as_ref().or(taken);
         content.spec.driver == DRIVER_NAME && handle == Some(&id)
     };
-    let contents = site.home().all::<VolumeSnapshotContent>();
-    contents.find(is_its).await
+    home.all::<VolumeSnapshotContent>().find(is_its).await
 }
 
 /// The content that Kubernetes created for the user's snapshot, if the request is for one.
-pub(crate) async fn user_content(site: &SnapshotSite) -> Result<Option<VolumeSnapshotContent>, ApiError> {
-    match site.user_content_name() {
-        Some(name) => site.home().all::<VolumeSnapshotContent>().get(&name).await,
+pub(crate) async fn user_content(
+    home: &Cluster,
+    key: &SnapshotKey,
+) -> Result<Option<VolumeSnapshotContent>, ApiError> {
+    match key.content() {
+        Some(name) => home.all::<VolumeSnapshotContent>().get(&name).await,
         None => Ok(None),
     }
 }

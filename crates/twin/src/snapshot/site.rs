@@ -91,7 +91,7 @@ impl SnapshotSite {
         &self.namespace
     }
 
-    pub(super) fn home(&self) -> &Cluster {
+    pub(crate) fn home(&self) -> &Cluster {
         &self.home
     }
 
@@ -120,7 +120,7 @@ impl SnapshotSite {
         format!("{}/{}", self.namespace, self.name())
     }
 
-    pub(super) fn id(&self) -> SnapshotId {
+    pub(crate) fn id(&self) -> SnapshotId {
         let namespace = (!self.is_home).then_some(self.namespace.as_str());
         SnapshotId::new(self.cluster.id().clone(), namespace, self.key.clone())
     }

@@ -234,6 +234,12 @@ async fn an_unreachable_cluster_does_not_mean_that_the_snapshot_is_gone() {
         deleted,
         Err(SnapshotDeleteError::Site(SnapshotSiteError::Unreachable(_)))
     ));
+    let told = world
+        .here
+        .store()
+        .below("/apis/events.k8s.io/v1/namespaces/default/events/");
+    assert_eq!(told[0]["reason"], "SnapshotNotDeleted");
+    assert!(told[0]["note"].as_str().unwrap().contains("cut off"));
     assert!(find_snapshot(&world.home, &registry, &world.id()).await.is_err());
     let listed = list_snapshots(&world.home, &registry, SnapshotFilter::All).await;
     assert!(listed.unwrap().is_empty());
