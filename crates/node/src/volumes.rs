@@ -227,7 +227,10 @@ impl Volumes {
             crash::around(Step::NodeStage, staged).await?;
         } else {
             self.save(guard, record).await?;
-            let (direct, volume, staging) = (self.direct.clone(), volume.clone(), staging);
+            let (direct, mut volume) = (self.direct.clone(), volume.clone());
+            volume
+                .mount_options
+                .extend_from_slice(&request.access.mount_flags);
             let what = format!("staging volume {}", request.volume_id);
             let stage = move || direct.stage(&volume, &staging);
             let staged = async { Ok::<_, VolumeError>(guard.block(what, SLOW_WORK, stage).await??) };

@@ -285,6 +285,24 @@ async fn a_device_is_handed_over_raw() {
 }
 
 #[tokio::test]
+async fn a_file_system_has_the_mount_options_of_the_virtual_pv() {
+    if !in_own_namespace("a_file_system_has_the_mount_options_of_the_virtual_pv") {
+        return;
+    }
+    let node = Node::new();
+    let disk = Loop::new(&node, 32 << 20);
+    disk.shown_to(&node, "disk");
+    let mut request = publish(&node, "pod-1", local("/disk", VolumeMode::Filesystem));
+    request.stage.access.mount_flags.push("data=journal".into());
+    let target = request.target.clone();
+    node.volumes().publish(request).await.unwrap();
+    let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let target = mounts::settled(&target).unwrap().unwrap();
+    let line = table.lines().find(|line| line.contains(target.to_str().unwrap()));
+    assert!(line.unwrap().contains("data=journal"), "{table}");
+}
+
+#[tokio::test]
 async fn an_unrecorded_mount_is_not_touched() {
     if !in_own_namespace("an_unrecorded_mount_is_not_touched") {
         return;
