@@ -4,16 +4,26 @@
 use super::Site;
 use crate::{
     api::remote_cluster::RemoteCluster,
-    cluster::{ApiError, Cause, short},
+    cluster::{ApiError, Cause, Cluster, short},
+    fleet::Remote,
 };
 
-/// Why what the cluster of a twin lacks may exist nevertheless: it is another cluster than the one that is recorded in
-/// its `RemoteCluster`. `None` also if none is recorded, or the uid there may not be read.
+/// Why what the cluster of a twin lacks may exist nevertheless.
 pub async fn other_cluster(site: &Site) -> Result<Option<String>, ApiError> {
-    let Some(remote) = site.remote_cluster() else {
-        return Ok(None);
-    };
-    let recorded = match site.home().all::<RemoteCluster>().get(remote.id.as_str()).await {
+    match site.remote_cluster() {
+        Some(remote) => is_other(site.home(), site.cluster(), remote).await,
+        None => Ok(None),
+    }
+}
+
+/// Why what this cluster lacks may exist nevertheless: it is another one than is recorded in its `RemoteCluster`.
+/// `None` also if none is recorded, or the uid there may not be read.
+pub(super) async fn is_other(
+    home: &Cluster,
+    there: &Cluster,
+    remote: &Remote,
+) -> Result<Option<String>, ApiError> {
+    let recorded = match home.all::<RemoteCluster>().get(remote.id.as_str()).await {
         // The kind is not installed.
         Err(error) if matches!(error.cause, Cause::NotFound(_)) => None,
         found => found?,
@@ -21,7 +31,7 @@ pub async fn other_cluster(site: &Site) -> Result<Option<String>, ApiError> {
     let Some(before) = recorded.as_ref().and_then(RemoteCluster::cluster_uid) else {
         return Ok(None);
     };
-    let now = match site.cluster().uid().await {
+    let now = match there.uid().await {
         Err(error) if error.is_forbidden() => return Ok(None),
         found => found?.unwrap_or_default(),
     };

@@ -10,6 +10,7 @@ use super::{
     CreateError, CreateRequest, NoSite,
     claimed::VirtualPv,
     errors::FindError,
+    identity::is_other,
     reading::{self, twin_in},
 };
 use crate::{
@@ -323,7 +324,11 @@ async fn search(
     let ours = mark::volume_selector(home.id(), &id.name);
     if cluster.rights().all_claims {
         let found = cluster.all::<PersistentVolumeClaim>().list(Some(&ours)).await?;
-        return Ok(found.iter().find(is_its).map(at).transpose()?);
+        if let Some(twin) = found.iter().find(is_its) {
+            return Ok(Some(at(twin)?));
+        }
+        let unknown = is_other(home, cluster, remote).await?;
+        return unknown.map_or(Ok(None), |why| Err(FindError::NoRecord(why)));
     }
     for namespace in remote.namespaces.named() {
         let found = cluster

@@ -7,7 +7,7 @@ use kube::ResourceExt;
 use tokio::time::Instant;
 
 use super::{
-    SnapshotDeleteError,
+    SnapshotDeleteError, SnapshotSiteError,
     observation::{contents_with_id, reported_error, user_content},
     retain::{PolicyRestore, restore_policy, retained_content, would_be_deleted},
     site::SnapshotSite,
@@ -82,6 +82,9 @@ async fn delete_at(site: &SnapshotSite, deadline: Instant) -> Result<(), Snapsho
 /// Checks that the data is deleted, too, when the twin does not exist: if another client deleted the
 /// twin, the data may be retained.
 async fn check_data_deleted(site: &SnapshotSite) -> Result<(), SnapshotDeleteError> {
+    if let Some(why) = site.other_cluster().await? {
+        return Err(SnapshotSiteError::Unknown(why).into());
+    }
     for user in user_contents(site.home(), &site.id()).await? {
         match retained_content(site, &user).await.map_err(rejected)? {
             Some(content) if would_be_deleted(&content) => {

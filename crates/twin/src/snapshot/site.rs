@@ -22,6 +22,7 @@ use crate::{
         snapshots::{VolumeSnapshot, VolumeSnapshotContent},
     },
     fleet::{Registry, Remote},
+    identity::is_other,
     volume::{ForeignSnapshot, SnapshotId, SnapshotKey, SnapshotMarks, SnapshotPlace, mark},
 };
 
@@ -34,9 +35,8 @@ const PAUSE: Duration = Duration::from_secs(1);
 pub(crate) struct SnapshotSite {
     home: Cluster,
     cluster: Cluster,
-    is_home: bool,
-    /// Whether the data has to survive a deletion of the twin by another client.
-    protect: bool,
+    /// The remote cluster; `None` at home.
+    remote: Option<Arc<Remote>>,
     namespace: String,
     key: SnapshotKey,
 }
@@ -47,8 +47,7 @@ impl SnapshotSite {
         Self {
             home: site.home().clone(),
             cluster: site.cluster().clone(),
-            is_home: site.remote_cluster().is_none(),
-            protect: site.remote_cluster().is_none_or(|remote| remote.protect),
+            remote: site.remote_cluster().cloned(),
             namespace: site.namespace().to_owned(),
             key,
         }
@@ -60,11 +59,10 @@ impl SnapshotSite {
         registry: &Registry,
         id: &SnapshotId,
     ) -> Result<Option<Self>, SnapshotSiteError> {
-        let at = |cluster: &Cluster, remote: Option<&Remote>, namespace: String| Self {
+        let at = |cluster: &Cluster, remote: Option<Arc<Remote>>, namespace: String| Self {
             home: home.clone(),
             cluster: cluster.clone(),
-            is_home: remote.is_none(),
-            protect: remote.is_none_or(|remote| remote.protect),
+            remote,
             namespace,
             key: id.key.clone(),
         };
@@ -80,7 +78,7 @@ impl SnapshotSite {
             SnapshotPlace::Namespace(name) => Some(name.clone()),
             SnapshotPlace::Hashed(_) => hashed(home, &remote, &cluster, id).await?,
         };
-        Ok(namespace.map(|namespace| at(&cluster, Some(&remote), namespace)))
+        Ok(namespace.map(|namespace| at(&cluster, Some(remote), namespace)))
     }
 
     pub(crate) fn cluster(&self) -> &Cluster {
@@ -98,7 +96,16 @@ impl SnapshotSite {
     /// Whether the data is retained while the snapshot exists: if another client deletes the twin,
     /// Kubernetes deletes the data at once, and no finalizer of the twin delays that.
     pub(super) fn keeps_data(&self) -> bool {
-        self.protect && self.cluster.rights().snapshot_contents
+        let wanted = self.remote.as_ref().is_none_or(|remote| remote.protect);
+        wanted && self.cluster.rights().snapshot_contents
+    }
+
+    /// Why what its cluster lacks may exist nevertheless.
+    pub(super) async fn other_cluster(&self) -> Result<Option<String>, ApiError> {
+        match &self.remote {
+            Some(remote) => is_other(&self.home, &self.cluster, remote).await,
+            None => Ok(None),
+        }
     }
 
     /// Name of its cluster, for messages.
@@ -121,7 +128,7 @@ impl SnapshotSite {
     }
 
     pub(crate) fn id(&self) -> SnapshotId {
-        let namespace = (!self.is_home).then_some(self.namespace.as_str());
+        let namespace = self.remote.is_some().then_some(self.namespace.as_str());
         SnapshotId::new(self.cluster.id().clone(), namespace, self.key.clone())
     }
 
@@ -208,13 +215,15 @@ async fn hashed(
             return Ok(Some(namespace));
         }
     }
-    if cluster.rights().all_claims {
-        return Ok(None);
-    }
-    Err(SnapshotSiteError::Unknown(format!(
-        "the id {id} names its namespace in the cluster {} by a hash, and no namespace that is offloaded now has that hash",
-        cluster.id()
-    )))
+    let unknown = if cluster.rights().all_claims {
+        is_other(home, cluster, remote).await?
+    } else {
+        Some(format!(
+            "the id {id} names its namespace in the cluster {} by a hash, and no namespace that is offloaded now has that hash",
+            cluster.id()
+        ))
+    };
+    unknown.map_or(Ok(None), |why| Err(SnapshotSiteError::Unknown(why)))
 }
 
 async fn listed(place: &Objects<VolumeSnapshot>, labels: &str) -> Result<Vec<VolumeSnapshot>, ApiError> {

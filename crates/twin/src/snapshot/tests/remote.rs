@@ -135,6 +135,33 @@ async fn a_remote_snapshot_is_next_to_its_volume_and_found_by_its_id() {
     assert_eq!(world.there.object(&path()), None);
 }
 
+/// The kubeconfig leads to a cluster that took the place of the one with the data.
+#[tokio::test]
+async fn a_snapshot_missing_in_a_replaced_cluster_does_not_count_as_deleted() {
+    let world = Remote::new().await;
+    world.here.put(
+        "/apis/storage.liqo.io/v1alpha1/remoteclusters/milan",
+        json!({
+            "spec": {"kubeconfigSecretRef": {"name": "milan"}, "nodeSelector": {"matchLabels": {"to": "milan"}}},
+            "status": {"virtualNode": {"clusterUid": "before"}},
+        }),
+    );
+    let registry = world.registry().await;
+    let events = Events::new(world.home.client().clone());
+    for (uid, is_other) in [("after", true), ("before", false)] {
+        let system = json!({"metadata": {"uid": uid}});
+        world.there.put("/api/v1/namespaces/kube-system", system);
+        let until = Instant::now() + TEST_TIMEOUT;
+        let deleted = delete_snapshot(&world.home, &registry, &events, &world.id(), until).await;
+        let refused = matches!(
+            &deleted,
+            Err(SnapshotDeleteError::Site(SnapshotSiteError::Unknown(_)))
+        );
+        assert_eq!(refused, is_other, "{deleted:?}");
+        assert_eq!(deleted.is_ok(), !is_other, "{deleted:?}");
+    }
+}
+
 #[tokio::test]
 async fn the_snapshot_class_is_mapped_in_a_remote_cluster() {
     let mut world = Remote::new().await;
