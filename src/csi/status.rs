@@ -195,7 +195,7 @@ impl Coded for ChangeError {
             Self::NotNow { .. } | Self::MovedOn { .. } | Self::NotGrown { .. } | Self::NotModified { .. } => {
                 Code::Internal
             }
-            Self::Unreachable(_) | Self::Api(_) => Code::Unavailable,
+            Self::Unknown(_) | Self::Unreachable(_) | Self::Api(_) => Code::Unavailable,
             Self::StillWaiting { .. } => Code::DeadlineExceeded,
         }
     }

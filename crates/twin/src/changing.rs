@@ -10,10 +10,11 @@ use tokio::time::Instant;
 
 use super::{
     ChangeError, Site,
-    claimed::{epoch_served, named_claim, remembered, virtual_volume},
+    claimed::{VirtualPv, epoch_served, named_claim},
     last_warning,
     moves::{exists, may_change},
-    reading, twin_in,
+    reading,
+    site::find_by,
     waiter::settled_twin,
 };
 use crate::{
@@ -35,27 +36,23 @@ pub(super) struct VolumeChange {
 }
 
 impl VolumeChange {
-    /// Finds the twin through the attributes of the virtual PV.
+    /// Finds the twin as the virtual PV records it, otherwise by a search.
     pub(super) async fn find(
         home: &Cluster,
         registry: &Registry,
         id: &VolumeId,
     ) -> Result<Self, ChangeError> {
-        let virtual_pv = virtual_volume(home, &id.name).await?;
-        let served = virtual_pv.as_ref().and_then(epoch_served).unwrap_or(id.epoch);
+        let virtual_pv = VirtualPv::read(home, &id.name).await?;
+        let served = virtual_pv.0.as_deref().and_then(epoch_served).unwrap_or(id.epoch);
         if let ChangeDecision::MovedOn(current) = change_decision(id.epoch, served, false) {
             let id = id.clone();
             return Err(ChangeError::MovedOn { id, current });
         }
-        let remembered = virtual_pv
-            .as_ref()
-            .and_then(|virtual_pv| remembered(virtual_pv, id.epoch));
-        let remembered = remembered.and_then(twin_in);
-        let site = Site::of_volume(home, registry, id, remembered.as_ref())?;
+        let site = find_by(home, registry, id, &virtual_pv).await?;
         let site = site.ok_or_else(|| ChangeError::NoVolume(id.clone()))?;
         Ok(Self {
             site,
-            virtual_pv,
+            virtual_pv: virtual_pv.0.map(|found| *found),
             id: id.clone(),
         })
     }

@@ -113,6 +113,16 @@ impl From<FindError> for DeleteError {
     }
 }
 
+impl From<FindError> for ChangeError {
+    fn from(error: FindError) -> Self {
+        match error {
+            FindError::NoRecord(why) => Self::Unknown(why),
+            FindError::Unreachable(error) => error.into(),
+            FindError::Api(error) => error.into(),
+        }
+    }
+}
+
 /// Why a volume is not deleted, or not yet.
 #[derive(Debug, thiserror::Error)]
 pub enum DeleteError {
@@ -192,6 +202,9 @@ pub enum PublishError {
 pub enum ChangeError {
     #[error("no volume has the id \"{0}\"")]
     NoVolume(VolumeId),
+    /// It is not known where its twin is.
+    #[error("{0}")]
+    Unknown(String),
     /// The twin cannot be changed in its present state.
     #[error("the twin {twin} in cluster {cluster} {why}")]
     NotNow {

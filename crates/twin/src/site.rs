@@ -291,21 +291,39 @@ pub(super) async fn find(home: &Cluster, registry: &Registry, id: &VolumeId) -> 
             virtual_pv: None,
         });
     }
-    let remote = registry.get(&id.cluster)?;
-    let cluster = remote.reach()?;
     let virtual_pv = VirtualPv::read(home, &id.name).await?;
-    let site = match virtual_pv.of_epoch(id.epoch).and_then(twin_in) {
-        Some(twin) => Some(Site::recorded(home, remote, twin.namespace, twin.name, id.epoch)?),
-        None => search(home, &remote, &cluster, id).await?,
-    };
     Ok(Found {
-        site,
+        site: find_by(home, registry, id, &virtual_pv).await?,
         virtual_pv: Some(virtual_pv),
     })
 }
 
-/// Searches the twin of a volume of which no PV records where it is. Kubernetes makes no calls for a
-/// volume without a PV, so this is needed only for requests that a user makes by hand.
+/// Finds the site of an existing volume with this virtual PV, like [`find`].
+pub(super) async fn find_by(
+    home: &Cluster,
+    registry: &Registry,
+    id: &VolumeId,
+    virtual_pv: &VirtualPv,
+) -> Result<Option<Site>, FindError> {
+    if id.cluster == *home.id() {
+        return Ok(Some(Site::local(home, &id.name, id.epoch)));
+    }
+    let remote = registry.get(&id.cluster)?;
+    let cluster = remote.reach()?;
+    match virtual_pv.of_epoch(id.epoch).and_then(twin_in) {
+        Some(twin) => Ok(Some(Site::recorded(
+            home,
+            remote,
+            twin.namespace,
+            twin.name,
+            id.epoch,
+        )?)),
+        None => search(home, &remote, &cluster, id).await,
+    }
+}
+
+/// Searches the twin of a volume of which no PV records where it is: this is needed only for requests and PVs that a
+/// user makes by hand.
 async fn search(
     home: &Cluster,
     remote: &Arc<Remote>,
@@ -340,7 +358,7 @@ async fn search(
         }
     }
     Err(FindError::NoRecord(format!(
-        "the PersistentVolume {}, which records where its twin is, does not exist, and claims of the cluster {} can only be read \
+        "no PersistentVolume {} records where its twin is, and claims of the cluster {} can only be read \
          in namespaces that are offloaded now",
         id.name, id.cluster
     )))

@@ -13,20 +13,20 @@ use tokio::time::Instant;
 
 use super::{A_MOMENT, CLAIM, GIB, TEST_TIMEOUT, UID};
 use crate::{
-    CreateError, CreateRequest, DeleteError, NoSite, Policy, ProvisionedVolume, TWIN_CLASS, TWIN_NAME,
-    TWIN_NAMESPACE, TWIN_VOLUME,
+    ChangeError, CreateError, CreateRequest, DeleteError, NoSite, Policy, ProvisionedVolume, TWIN_CLASS,
+    TWIN_NAME, TWIN_NAMESPACE, TWIN_VOLUME,
     cluster::{
         Cluster, Rights,
         events::Events,
         testing::{Act, FakeApi, Fault},
     },
-    create, delete,
+    create, delete, expand,
     fleet::{Link, Registry},
     placement::{ClassMap, Declared, Mapped, Namespaces, Refusal},
     topology::{CLUSTER_KEY, Segments},
     volume::{
-        Access, AccessMode, BindingPolicy, Capabilities, Capability, Foreign, Refused, VolumeId, VolumeName,
-        digest, mark,
+        Access, AccessMode, BindingPolicy, Capabilities, Capability, Foreign, Refused, SizeRange, VolumeId,
+        VolumeName, digest, mark,
     },
 };
 
@@ -399,6 +399,28 @@ async fn the_remote_twin_may_have_other_access_modes() {
         world.twin().unwrap()["spec"]["accessModes"],
         json!(["ReadWriteMany"])
     );
+}
+
+/// A user has created the PV again, with only driver and handle.
+#[tokio::test]
+async fn the_twin_that_no_pv_records_is_found_for_a_change() {
+    let mut world = World::new().await;
+    let mut made = world.create().await.unwrap();
+    world.bind().await;
+    made.context.clear();
+    world.remember(made);
+    let id = VolumeId::never_moved("milan".parse().unwrap(), world.request.volume.clone());
+    for all_claims in [true, false] {
+        world.rights.all_claims = all_claims;
+        let (registry, wanted) = (world.registry().await, SizeRange::new(4 * GIB, 0).unwrap());
+        let until = Instant::now() + TEST_TIMEOUT;
+        let refused = expand(&world.home, &registry, &id, wanted, until).await;
+        // By its class, which was found.
+        assert!(
+            matches!(refused, Err(ChangeError::NotExpandable(_))),
+            "{refused:?}"
+        );
+    }
 }
 
 #[tokio::test]
