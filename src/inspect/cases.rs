@@ -6,6 +6,7 @@ use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume, PersistentVo
 use kube::ResourceExt;
 
 use super::Storage;
+pub(super) use crate::cluster::facts::claim_class as class_name;
 use crate::volume::{DRIVER_NAME, Epoch, Marks, VolumeId, VolumeIdError, VolumeName, mark};
 
 const PROVISIONERS: [&str; 2] = [
@@ -96,10 +97,6 @@ pub(super) fn volume_of<'a>(
 pub(super) fn volume_name(claim: &PersistentVolumeClaim) -> Option<&str> {
     let name = claim.spec.as_ref()?.volume_name.as_deref()?;
     (!name.is_empty()).then_some(name)
-}
-
-pub(super) fn class_name(claim: &PersistentVolumeClaim) -> Option<&str> {
-    claim.spec.as_ref()?.storage_class_name.as_deref()
 }
 
 pub(super) fn class_of(volume: &PersistentVolume) -> Option<&str> {

@@ -5,9 +5,12 @@ use std::{collections::BTreeMap, sync::Arc};
 use k8s_openapi::api::core::v1::{Node as KubeNode, PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
 
-pub use crate::volume::{twin_in, twin_volume_in};
+pub use crate::{
+    cluster::facts::claim_class as class_name,
+    volume::{twin_in, twin_volume_in},
+};
 use crate::{
-    cluster::{ApiError, Cluster, facts, slim::SELECTED_NODE},
+    cluster::{ApiError, Cluster, slim::SELECTED_NODE},
     placement::Class,
     topology::Node,
     volume::{ClaimMark, mark},
@@ -106,10 +109,6 @@ pub fn holder_uid(volume: &PersistentVolume) -> Option<&str> {
     volume.spec.as_ref()?.claim_ref.as_ref()?.uid.as_deref()
 }
 
-pub fn class_name(claim: &PersistentVolumeClaim) -> Option<&str> {
-    claim.spec.as_ref()?.storage_class_name.as_deref()
-}
-
 /// All nodes, from the view.
 pub fn nodes(home: &Cluster) -> Vec<Node> {
     home.views()
@@ -131,5 +130,5 @@ pub async fn node(home: &Cluster, name: &str) -> Result<Option<Node>, ApiError> 
 
 /// The class of a claim in its cluster, if classes can be read there.
 pub fn class(cluster: &Cluster, claim: &PersistentVolumeClaim) -> Option<Arc<Class>> {
-    cluster.views().classes.get(facts::claim_class(claim)?)
+    cluster.views().classes.get(class_name(claim)?)
 }

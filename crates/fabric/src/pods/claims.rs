@@ -8,7 +8,7 @@ use kube::ResourceExt;
 
 use super::Pods;
 use crate::{
-    cluster::ApiError,
+    cluster::{ApiError, facts},
     offload::{
         IN_BOTH_CLUSTERS,
         pods::{Waiting, claims, inline_drivers},
@@ -170,11 +170,7 @@ impl Pods<'_> {
         if is_declared(claim.annotations()) {
             return Ok(true);
         }
-        let class = claim
-            .spec
-            .as_ref()
-            .and_then(|spec| spec.storage_class_name.as_deref());
-        let Some(class) = class.filter(|class| !class.is_empty()) else {
+        let Some(class) = facts::claim_class(claim).filter(|class| !class.is_empty()) else {
             return Ok(false);
         };
         let found = self.places.home.all::<StorageClass>().get(class).await?;

@@ -388,6 +388,14 @@ async fn the_mapping_of_a_class_counts_before_its_parameter() {
     world.declared.classes.mapping = [("liqo".to_owned(), "real".to_owned())].into();
     world.create().await.unwrap();
     assert_eq!(world.twin().unwrap()["spec"]["storageClassName"], "real");
+
+    world.there.remove(TWIN);
+    world.home_api.change(CLAIM, |claim| {
+        claim["spec"] = json!({});
+        claim["metadata"]["annotations"]["volume.beta.kubernetes.io/storage-class"] = "liqo".into();
+    });
+    world.create().await.unwrap();
+    assert_eq!(world.twin().unwrap()["spec"]["storageClassName"], "real");
 }
 
 #[tokio::test]
