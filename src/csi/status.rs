@@ -59,6 +59,8 @@ impl Coded for SpecError {
             | Self::TwoSetsOfFlags(..)
             | Self::UnknownAccessMode(_)
             | Self::UnknownParameter(_)
+            | Self::Secret(_)
+            | Self::NotAttachable
             | Self::UnknownAttribute(_)
             | Self::IncompleteClaimName { .. }
             | Self::UnknownBindingPolicy(_)

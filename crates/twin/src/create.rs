@@ -34,7 +34,7 @@ use crate::{
     observe::crash::{self, Step},
     placement::{Afterwards, CreateStep, NO_PROVISIONER, Phase, Refusal, Withdrawal},
     topology::Segments,
-    volume::mark,
+    volume::{Parameters, SpecError, mark},
 };
 
 /// Reason of the event that a twin has a PV which was not provisioned for it.
@@ -114,7 +114,11 @@ async fn take_step(
     {
         return Err(refused(site, Refusal::Moves));
     }
-    Ok(match observation.step(site, request).await? {
+    let step = observation.step(site, request).await?;
+    if step == CreateStep::Create {
+        check_request(site, request, observation.claim.as_ref())?;
+    }
+    Ok(match step {
         CreateStep::Create if adopt::pv_to_adopt(observation.claim.as_ref()).is_some() => {
             let wanted = adopt::pv_to_adopt(observation.claim.as_ref()).unwrap_or_default();
             let wanted = wanted.to_owned();
@@ -164,6 +168,25 @@ async fn take_step(
         CreateStep::Answer => Progress::Done(provisioned(site, request, observation)),
         CreateStep::Refuse(refusal) => return Err(refused(site, refusal)),
     })
+}
+
+/// Refuses what a volume of this driver would lack.
+fn check_request(
+    site: &Site,
+    request: &CreateRequest,
+    claim: Option<&PersistentVolumeClaim>,
+) -> Result<(), SpecError> {
+    let class = claim.and_then(|claim| reading::class(site.home(), claim));
+    if let Some(secret) = class
+        .as_ref()
+        .and_then(|class| Parameters::secret_in(&class.parameters))
+    {
+        return Err(SpecError::Secret(secret.clone()));
+    }
+    if site.remote_cluster().is_none() && !request.spec.capabilities.can_be_attached() {
+        return Err(SpecError::NotAttachable);
+    }
+    Ok(())
 }
 
 /// Withdraws the twin; an error if the request fails with it. A twin that has changed in the meantime

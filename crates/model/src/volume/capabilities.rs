@@ -139,6 +139,13 @@ impl Capabilities {
         &self.modes
     }
 
+    /// Whether a PV with these access modes can be attached to nodes: CSI has no mode for this pair.
+    #[must_use]
+    pub fn can_be_attached(&self) -> bool {
+        let has = |mode| self.modes.contains(&mode);
+        has(AccessMode::ReadWriteMany) || !has(AccessMode::ReadWriteOnce) || !has(AccessMode::ReadOnlyMany)
+    }
+
     /// File system or raw device.
     #[must_use]
     pub fn volume_mode(&self) -> VolumeMode {

@@ -3,7 +3,7 @@
 //! Values of these types are consistent; a request that is not is a [`SpecError`]. gRPC messages are parsed
 //! elsewhere.
 
-use std::{fmt, str::FromStr};
+use std::{collections::BTreeMap, fmt, str::FromStr};
 
 use super::{Capabilities, RestoreTopology, SizeRange};
 
@@ -33,6 +33,16 @@ pub enum SpecError {
         known = Parameters::OF_CLASSES
     )]
     UnknownParameter(String),
+    /// A parameter that csi-provisioner handles instead of this driver.
+    #[error(
+        "the storage class has the parameter {0:?}, and its secrets are not passed on to the real driver: set it in the real class"
+    )]
+    Secret(String),
+    /// csi-attacher refuses such a PV.
+    #[error(
+        "Kubernetes attaches no volume with both ReadWriteOnce and ReadOnlyMany: request one of them, or ReadWriteMany as well"
+    )]
+    NotAttachable,
     /// A parameter of an attributes class that this driver does not know.
     #[error(
         "the VolumeAttributesClass has an unknown parameter {0:?}: attributes are those of the real class that its parameter \
@@ -192,6 +202,14 @@ impl Parameters {
         };
         Ok(read)
     }
+
+    /// A parameter of a class that names a secret; a request does not have it.
+    #[must_use]
+    pub fn secret_in(class: &BTreeMap<String, String>) -> Option<&String> {
+        let names_secret =
+            |key: &&String| key.starts_with("csi.storage.k8s.io/") && key.ends_with("-secret-name");
+        class.keys().find(names_secret)
+    }
 }
 
 fn boolean(parameter: &'static str, value: String) -> Result<bool, SpecError> {
@@ -246,8 +264,6 @@ pub fn attributes_class<'a>(
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use super::*;
 
     fn parse(pairs: &[(&str, &str)]) -> Result<Parameters, SpecError> {

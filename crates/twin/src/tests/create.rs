@@ -8,7 +8,7 @@ use super::{stand_in::on, *};
 use crate::{
     cluster::testing::{Act, Fault},
     placement::{DeleteRefusal, Refusal},
-    volume::{RealSource, mark},
+    volume::{RealSource, SpecError, mark},
 };
 
 /// Where the volumes of the fake controllers are: their affinity and the home cluster.
@@ -48,6 +48,45 @@ async fn a_volume_is_created_on_the_node_of_its_consumer() {
     );
     assert_eq!(twin["metadata"]["labels"]["app"], "db");
     assert_eq!(twin["spec"]["storageClassName"], "real");
+}
+
+#[tokio::test]
+async fn access_modes_that_cannot_be_attached_are_refused() {
+    let mut world = World::new(Real::Works).await;
+    let of = |modes: &[AccessMode]| {
+        let block = |mode: &AccessMode| Capability {
+            mode: *mode,
+            access: Access::Block,
+        };
+        Capabilities::new(modes.iter().map(block)).unwrap()
+    };
+    let pair = [AccessMode::ReadWriteOnce, AccessMode::ReadOnlyMany];
+    world.request.spec.capabilities = of(&pair);
+    let refused = world.create().await;
+    assert!(
+        matches!(refused, Err(CreateError::Spec(SpecError::NotAttachable))),
+        "{refused:?}"
+    );
+    assert_eq!(world.api.writes(), 0);
+    world.request.spec.capabilities = of(&[pair[0], pair[1], AccessMode::ReadWriteMany]);
+    world.create().await.unwrap();
+}
+
+#[tokio::test]
+async fn secrets_in_a_virtual_class_are_refused() {
+    let mut world = World::new(Real::Works).await;
+    let secret = "csi.storage.k8s.io/node-stage-secret-name";
+    let liqo = "/apis/storage.k8s.io/v1/storageclasses/liqo";
+    world
+        .api
+        .change(liqo, |class| class["parameters"] = json!({secret: "key"}));
+    world.home = world.api.cluster().await;
+    let refused = world.create().await;
+    assert!(
+        matches!(&refused, Err(CreateError::Spec(SpecError::Secret(named))) if named == secret),
+        "{refused:?}"
+    );
+    assert_eq!(world.api.writes(), 0);
 }
 
 #[tokio::test]
