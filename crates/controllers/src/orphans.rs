@@ -17,7 +17,7 @@ use self::left::LeftVolumes;
 use super::{
     Metrics, Reports, Settings,
     recovery::{RealVolumes, STEPS},
-    watched::Watched,
+    watched::{Watched, names_another_volume},
 };
 use crate::{
     cluster::{ApiError, Cluster, slim::Twin},
@@ -211,8 +211,14 @@ impl<'a> Orphans<'a> {
         };
         let claims = self.home.within::<PersistentVolumeClaim>(&claim.namespace);
         let found = claims.get(&claim.name).await?;
-        let same = found.is_some_and(|found| found.uid().as_deref() == Some(&claim.uid));
-        Ok(if same { Origin::Live } else { Origin::Gone })
+        let may_get_it = |found: &PersistentVolumeClaim| {
+            found.uid().as_deref() == Some(&claim.uid) && !names_another_volume(found)
+        };
+        Ok(if found.as_ref().is_some_and(may_get_it) {
+            Origin::Live
+        } else {
+            Origin::Gone
+        })
     }
 
     /// Where the data is, according to the PV of the volume, which is searched under the names that
@@ -316,8 +322,10 @@ impl<'a> Orphans<'a> {
             };
             let origin = match &twin.claim {
                 None => Origin::Unknown,
-                Some(mark) if self.watched.claim(mark).is_some() => Origin::Live,
-                Some(_) => Origin::Gone,
+                Some(mark) => match self.watched.claim(mark) {
+                    Some(claim) if !claim.names_another_volume => Origin::Live,
+                    _ => Origin::Gone,
+                },
             };
             // The twins of a move have no PV of their epoch; an existing move handles them.
             let of_move = match superseded_by(&twin.moves) {

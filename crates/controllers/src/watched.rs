@@ -20,6 +20,7 @@ use crate::{
         view::{Slim, View},
     },
     offload::IN_BOTH_CLUSTERS,
+    twin::reading,
     volume::{CarriedAnnotations, ClaimMark, ClaimName, ClaimSize, DRIVER_NAME, DataPath, mark},
 };
 
@@ -63,6 +64,8 @@ pub(super) struct Claim {
     pub(super) twin_condition: Option<CurrentCondition>,
     /// Whether its phase is Lost.
     pub(super) lost: bool,
+    /// See [`names_another_volume`].
+    pub(super) names_another_volume: bool,
     /// The uid of the move that has locked it.
     pub(super) locked_by: Option<String>,
     /// Whether it has the marks of its twin, which belong only on the twin.
@@ -211,9 +214,17 @@ fn claim(claim: &PersistentVolumeClaim, rules: &CarriedAnnotations) -> Option<Cl
         carried: rules.carried(claim.labels(), annotations).digest(),
         twin_condition: twin_condition::current(claim),
         lost: phase == Some("Lost"),
+        names_another_volume: names_another_volume(claim),
         locked_by: annotations.get(mark::MOVE).cloned(),
         bears_marks_of_its_twin,
     })
+}
+
+/// Whether a claim names a `PersistentVolume` that was not provisioned for it: provisioners put the uid of the claim
+/// into the name, and make none for a claim that names one.
+pub(super) fn names_another_volume(claim: &PersistentVolumeClaim) -> bool {
+    let uid = claim.metadata.uid.as_deref().unwrap_or_default();
+    reading::volume_name(claim).is_some_and(|name| !name.contains(uid))
 }
 
 /// Whether an administrator declares that a claim, or all claims of a class, exist in both clusters.

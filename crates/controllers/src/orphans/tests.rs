@@ -120,6 +120,19 @@ async fn a_claim_of_the_same_name_is_another_claim() {
     assert!(api.object(TWIN).is_none());
 }
 
+/// While the twin took long, for example a backup tool bound the claim to a restored volume.
+#[tokio::test]
+async fn a_twin_is_deleted_whose_claim_has_another_volume() {
+    let api = FakeApi::start().await;
+    put_twin(&api, false, true);
+    put_claim(&api, UID);
+    api.change(CLAIM, |claim| {
+        claim["spec"]["volumeName"] = "restored".into();
+    });
+    round_after(&api, LONG).await.unwrap();
+    assert!(api.object(TWIN).is_none());
+}
+
 #[tokio::test]
 async fn a_twin_with_a_claim_or_volume_is_kept() {
     let api = FakeApi::start().await;

@@ -45,6 +45,7 @@ impl OrphanState {
 pub enum Origin {
     Unknown,
     Live,
+    /// It was deleted, or has another volume: it never gets this one.
     Gone,
 }
 
