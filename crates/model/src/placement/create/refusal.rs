@@ -10,8 +10,8 @@ use crate::{
 pub enum Refusal {
     /// Another object has the name of the twin.
     #[error(
-        "the name of the twin is taken by an object that is not ours: {0}. Delete it if its data is not needed, or give the \
-         claim another name"
+        "the name of the twin is taken by an object that is not ours: {0}. If it is being deleted, the volume is created after that; \
+         otherwise delete it if its data is not needed, or give the claim another name"
     )]
     Foreign(Foreign),
     /// The volume exists with other properties.
