@@ -22,7 +22,8 @@ pub enum AdoptRefusal {
     /// namespace, and a user who may create claims must not learn which exist.
     #[error(
         "there is no PersistentVolume {volume} that may be adopted by this claim: only an annotation storage.liqo.io/adopt-for={claim} on it, \
-         which `liqo-csi import pvc` sets, permits that"
+         which `liqo-csi import pvc` sets, permits that. If a backup has restored the annotation storage.liqo.io/adopt of the claim, \
+         remove it: the claim then gets a new volume"
     )]
     NotPermitted { volume: String, claim: ClaimName },
     #[error(
