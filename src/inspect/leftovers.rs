@@ -67,7 +67,7 @@ pub(super) fn of_twin(twin: &PersistentVolumeClaim, case: &Case<'_>, storage: &S
     }
     Health::new(
         State::Abandoned,
-        "its claim was deleted before it was handed over; the driver deletes it after the grace period",
+        "its claim was deleted, or got another volume, before it was handed over; the driver deletes it after the grace period",
         "",
     )
 }

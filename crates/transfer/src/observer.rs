@@ -164,7 +164,7 @@ pub(super) fn asks_for(
     let bytes = facts::volume_size(volume).unwrap_or_default();
     // The PV controller binds no claim to a PV of another attributes class; it provisions another one.
     let attributes = |of: &Option<String>| of.clone().filter(|class| !class.is_empty());
-    spec.storage_class_name.as_deref() == class
+    facts::claim_class(claim) == class
         && attributes(&spec.volume_attributes_class_name) == attributes(&its.volume_attributes_class_name)
         && facts::claim_size(claim).requested <= bytes
         && facts::volume_mode(spec.volume_mode.as_deref()) == facts::volume_mode(its.volume_mode.as_deref())

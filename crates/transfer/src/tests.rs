@@ -600,9 +600,10 @@ async fn all_obstacles_are_reported_at_once_without_a_write() {
     world.api.change(CLAIM, |claim| {
         claim["metadata"]["annotations"]["meta.helm.sh/release-name"] = "shop".into();
         claim["spec"]["resources"]["requests"]["storage"] = "2Gi".into();
+        claim["spec"]["accessModes"] = json!(["ReadWriteOnce", "ReadOnlyMany"]);
     });
     let error = world.import().await.unwrap_err();
-    assert_eq!(reported(&error).len(), 5, "{error}");
+    assert_eq!(reported(&error).len(), 6, "{error}");
     world.assert_clean("Delete");
     assert_eq!(world.claim()["metadata"]["uid"], OLD_UID);
 }

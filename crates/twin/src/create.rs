@@ -34,7 +34,7 @@ use crate::{
     observe::crash::{self, Step},
     placement::{Afterwards, CreateStep, NO_PROVISIONER, Phase, Refusal, Withdrawal},
     topology::Segments,
-    volume::{Parameters, SpecError, mark},
+    volume::{Parameters, SpecError, can_be_attached, mark},
 };
 
 /// Reason of the event that a twin has a PV which was not provisioned for it.
@@ -115,9 +115,6 @@ async fn take_step(
         return Err(refused(site, Refusal::Moves));
     }
     let step = observation.step(site, request).await?;
-    if step == CreateStep::Create {
-        check_request(site, request, observation.claim.as_ref())?;
-    }
     Ok(match step {
         CreateStep::Create if adopt::pv_to_adopt(observation.claim.as_ref()).is_some() => {
             let wanted = adopt::pv_to_adopt(observation.claim.as_ref()).unwrap_or_default();
@@ -126,6 +123,7 @@ async fn take_step(
             Progress::Again
         }
         CreateStep::Create => {
+            check_request(site, request, observation.claim.as_ref())?;
             let make = make_twin(site, registry, policy, events, request, observation, deadline);
             match Box::pin(make).await? {
                 Next::Observe => Progress::Again,
@@ -183,7 +181,7 @@ fn check_request(
     {
         return Err(SpecError::Secret(secret.clone()));
     }
-    if site.remote_cluster().is_none() && !request.spec.capabilities.can_be_attached() {
+    if site.remote_cluster().is_none() && !can_be_attached(request.spec.capabilities.access_modes()) {
         return Err(SpecError::NotAttachable);
     }
     Ok(())
@@ -266,9 +264,15 @@ async fn make_twin(
     let created = created.map_err(|error| rejected(site, error))?;
     // The PV of such a twin is not checked.
     if planned.answered_early
-        && let Some(created) = created.filter(|created| source::is_changed_copy(&twin, created))
+        && let Some(mut created) = created.filter(|created| source::is_changed_copy(&twin, created))
     {
-        withdraw(site.cluster(), &created, deadline).await?;
+        // Kubernetes changes a new claim at once, and exactly one version is deleted.
+        while !withdraw(site.cluster(), &created, deadline).await? {
+            match site.twins().get(site.name()).await? {
+                Some(found) if found.uid() == created.uid() => created = found,
+                _ => break,
+            }
+        }
         let flaw = "an admission webhook or policy in its cluster has changed the class or the dataSource of the twin";
         return Err(refused(site, Refusal::NoCopy(flaw)));
     }

@@ -232,11 +232,10 @@ async fn observe(
             Err(foreign) => DeleteTwin::Foreign(foreign),
             Ok(_) if reading::is_releasing(found) => DeleteTwin::Releasing,
             Ok(_) if owned_by_move => DeleteTwin::OfMove,
+            Ok(_) if found.metadata.deletion_timestamp.is_some() => DeleteTwin::Ours { deleting: true },
             Ok(_) => match copy_to_come(site).await? {
-                Some(claim) => DeleteTwin::ToBeCopied(claim),
-                None => DeleteTwin::Ours {
-                    deleting: found.metadata.deletion_timestamp.is_some(),
-                },
+                Some(copy) => DeleteTwin::ToBeCopied(copy),
+                None => DeleteTwin::Ours { deleting: false },
             },
         },
     };
@@ -272,26 +271,25 @@ async fn observe(
     ))
 }
 
-/// The claim of a twin that is to become a copy of the one at this site. `CreateVolume` may succeed before that
+/// A twin that is to become a copy of the one at this site, and its claim. `CreateVolume` may succeed before that
 /// copy is made, and from then on csi-provisioner does not protect the source.
 async fn copy_to_come(site: &Site) -> Result<Option<String>, ApiError> {
     let (view, topic) = (site.view(), slim::copies_of(site.namespace(), site.name()));
     let copy = if view.outdated_since().is_none() {
         view.of_topic(&topic).pop()
     } else {
-        let ours = site.twins().list(Some(&mark::selector(site.home().id()))).await?;
-        let mut ours = ours.iter().filter_map(slim::twin);
-        ours.find(|twin| twin.to_copy.as_ref() == Some(&topic))
-            .map(Arc::new)
+        let is_copy = |twin: &slim::Twin| twin.to_copy.as_ref() == Some(&topic);
+        let ours = mark::selector(site.home().id());
+        let pick = |claim| slim::twin(&claim).filter(is_copy);
+        let copies = site.twins().pick(Some(&ours), None, pick).await?;
+        copies.into_iter().next().map(Arc::new)
     };
-    Ok(copy.map(|copy| match &copy.claim {
-        Some(claim) => format!("{}/{}", claim.namespace, claim.name),
-        None => format!(
-            "{}/{} in the cluster {}",
-            copy.namespace,
-            copy.name,
-            site.cluster_name()
-        ),
+    Ok(copy.map(|copy| {
+        let claim = copy.claim.as_ref().map_or_else(String::new, |claim| {
+            format!("the claim {}/{}, ", claim.namespace, claim.name)
+        });
+        let (namespace, name, cluster) = (&copy.namespace, &copy.name, site.cluster_name());
+        format!("{claim}the twin {namespace}/{name} in the cluster {cluster}")
     }))
 }
 

@@ -10,15 +10,14 @@ use crate::{
 /// Turns the rejection of a twin by the API server into the error for its claim.
 pub(super) fn rejected(site: &Site, error: ApiError) -> CreateError {
     match (&error.cause, site.remote_cluster()) {
-        (Cause::Forbidden(message) | Cause::Invalid(message), Some(_)) if is_denied(message) => {
-            CreateError::NotThisClaim(error.to_string())
-        }
-        // At home only an administrator can fix it. If a remote cluster rejects it, others may accept it.
-        (Cause::Forbidden(_) | Cause::Invalid(_) | Cause::NotFound(_), None)
-        | (Cause::Invalid(_), Some(_)) => CreateError::NotAccepted(error),
+        // If a remote cluster rejects it, others may accept it.
         (Cause::Forbidden(message), Some(_)) if !is_temporary(message) => {
             CreateError::Elsewhere(error.to_string())
         }
+        (Cause::Invalid(message), Some(_)) if is_denied(message) => CreateError::Elsewhere(error.to_string()),
+        // At home only an administrator can fix it.
+        (Cause::Forbidden(_) | Cause::Invalid(_) | Cause::NotFound(_), None)
+        | (Cause::Invalid(_), Some(_)) => CreateError::NotAccepted(error),
         _ => error.into(),
     }
 }
@@ -42,7 +41,7 @@ pub(super) async fn record_refusal(
     }
 }
 
-/// Whether an admission policy or webhook has denied it, which it may do with any code of a client error.
+/// Whether an admission policy or webhook has denied it: that need not be with the code 403.
 fn is_denied(message: &str) -> bool {
     ["denied the request", "denied request:"]
         .iter()

@@ -427,7 +427,7 @@ async fn copier(there: &Site, twin: &PersistentVolumeClaim, name: &str) -> Resul
 pub(super) fn is_changed_copy(twin: &PersistentVolumeClaim, created: &PersistentVolumeClaim) -> bool {
     let [wanted, found] = [twin, created].map(|twin| {
         let spec = twin.spec.as_ref();
-        spec.map(|spec| (&spec.data_source, &spec.storage_class_name))
+        spec.map(|spec| (&spec.data_source, facts::claim_class(twin)))
     });
     wanted.is_some_and(|(source, _)| source.is_some()) && wanted != found
 }

@@ -23,7 +23,7 @@ pub enum AdoptRefusal {
     #[error(
         "there is no PersistentVolume {volume} that may be adopted by this claim: only an annotation storage.liqo.io/adopt-for={claim} on it, \
          which `liqo-csi import pvc` sets, permits that. If a backup has restored the annotation storage.liqo.io/adopt of the claim, \
-         remove it: the claim then gets a new volume"
+         remove it: the claim then gets a new, empty volume"
     )]
     NotPermitted { volume: String, claim: ClaimName },
     #[error(

@@ -165,7 +165,8 @@ pub enum DeleteRefusal {
     Attached(String),
     /// Its data would be lost for the copy.
     #[error(
-        "the claim {0} is a clone of the volume and does not have the data yet: in another cluster it may be copied only when a pod          with the claim is there. If the clone is not needed, delete that claim"
+        "{0} is a clone of the volume and does not have the data yet: in another cluster it may be copied only when a pod with the claim \
+         is there. If the clone is not needed, delete its claim or, without one, its twin"
     )]
     ToBeCopied(String),
 }

@@ -89,6 +89,13 @@ pub struct Capabilities {
     access: Access,
 }
 
+/// Whether a PV with these access modes can be attached to nodes: CSI has no mode for `ReadWriteOnce` with `ReadOnlyMany`.
+#[must_use]
+pub fn can_be_attached(modes: &BTreeSet<AccessMode>) -> bool {
+    use AccessMode::{ReadOnlyMany, ReadWriteMany, ReadWriteOnce};
+    modes.contains(&ReadWriteMany) || !(modes.contains(&ReadWriteOnce) && modes.contains(&ReadOnlyMany))
+}
+
 impl Capabilities {
     /// Merges the capabilities of a request.
     pub fn new(asked: impl IntoIterator<Item = Capability>) -> Result<Self, SpecError> {
@@ -137,13 +144,6 @@ impl Capabilities {
     #[must_use]
     pub fn access_modes(&self) -> &BTreeSet<AccessMode> {
         &self.modes
-    }
-
-    /// Whether a PV with these access modes can be attached to nodes: CSI has no mode for this pair.
-    #[must_use]
-    pub fn can_be_attached(&self) -> bool {
-        let has = |mode| self.modes.contains(&mode);
-        has(AccessMode::ReadWriteMany) || !has(AccessMode::ReadWriteOnce) || !has(AccessMode::ReadOnlyMany)
     }
 
     /// File system or raw device.

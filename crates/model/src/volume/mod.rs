@@ -26,7 +26,7 @@ mod snapshot_spec;
 mod spec;
 mod transfer;
 
-pub use capabilities::{Access, AccessMode, Capabilities, Capability};
+pub use capabilities::{Access, AccessMode, Capabilities, Capability, can_be_attached};
 pub use carried::{Carried, CarriedAnnotations, MetadataChanges, has_domain, marks_ownership};
 pub use claim_size::{ClaimSize, ResizeStage};
 pub use data_path::{

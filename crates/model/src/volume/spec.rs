@@ -206,8 +206,11 @@ impl Parameters {
     /// A parameter of a class that names a secret; a request does not have it.
     #[must_use]
     pub fn secret_in(class: &BTreeMap<String, String>) -> Option<&String> {
-        let names_secret =
-            |key: &&String| key.starts_with("csi.storage.k8s.io/") && key.ends_with("-secret-name");
+        let names_secret = |key: &&String| {
+            // `secret-name` is the default for all calls.
+            let rest = key.strip_prefix("csi.storage.k8s.io/");
+            rest.is_some_and(|rest| rest.ends_with("secret-name"))
+        };
         class.keys().find(names_secret)
     }
 }

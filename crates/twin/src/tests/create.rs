@@ -75,17 +75,19 @@ async fn access_modes_that_cannot_be_attached_are_refused() {
 #[tokio::test]
 async fn secrets_in_a_virtual_class_are_refused() {
     let mut world = World::new(Real::Works).await;
-    let secret = "csi.storage.k8s.io/node-stage-secret-name";
-    let liqo = "/apis/storage.k8s.io/v1/storageclasses/liqo";
-    world
-        .api
-        .change(liqo, |class| class["parameters"] = json!({secret: "key"}));
-    world.home = world.api.cluster().await;
-    let refused = world.create().await;
-    assert!(
-        matches!(&refused, Err(CreateError::Spec(SpecError::Secret(named))) if named == secret),
-        "{refused:?}"
-    );
+    for name in ["node-stage-secret-name", "secret-name"] {
+        let secret = format!("csi.storage.k8s.io/{name}");
+        let liqo = "/apis/storage.k8s.io/v1/storageclasses/liqo";
+        world
+            .api
+            .change(liqo, |class| class["parameters"] = json!({&secret: "key"}));
+        world.home = world.api.cluster().await;
+        let refused = world.create().await;
+        assert!(
+            matches!(&refused, Err(CreateError::Spec(SpecError::Secret(named))) if *named == secret),
+            "{refused:?}"
+        );
+    }
     assert_eq!(world.api.writes(), 0);
 }
 

@@ -71,7 +71,8 @@ async fn the_source_of_a_clone_is_deleted_after_it_is_copied() {
         assert!(
             matches!(
                 &outcome,
-                Err(DeleteError::Refused { refusal: DeleteRefusal::ToBeCopied(claim), .. }) if claim == "shop/copy"
+                Err(DeleteError::Refused { refusal: DeleteRefusal::ToBeCopied(copy), .. })
+                    if copy == "the claim shop/copy, the twin shop-home/copy in the cluster milan"
             ),
             "{outcome:?}"
         );
@@ -82,6 +83,24 @@ async fn the_source_of_a_clone_is_deleted_after_it_is_copied() {
         world.there.remove("/api/v1/persistentvolumes/pv");
         world.delete().await.unwrap();
     }
+}
+
+/// As in a namespace that is being deleted, whose Role is deleted first.
+#[tokio::test]
+async fn the_finalizer_of_a_deleted_twin_is_removed_where_claims_may_not_be_listed() {
+    let world = World::new().await;
+    let made = world.create().await.unwrap();
+    world.bind().await;
+    world.remember(made);
+    world.there.change(TWIN, |twin| {
+        twin["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+    });
+    world.there.remove("/api/v1/persistentvolumes/pv");
+    world
+        .there
+        .fault(Fault::new("GET", "persistentvolumeclaims?", Act::Refuse(403)));
+    world.delete().await.unwrap();
+    assert_eq!(world.twin(), None);
 }
 
 /// `CreateVolume` succeeded before the twin was bound, so the virtual PV does not name the twin's PV.

@@ -53,6 +53,9 @@ async fn a_copy_whose_twin_is_changed_there_is_refused() {
         snapshot(&world.there, "shop-home");
         let changed = Fault::new("POST", "shop-home/persistentvolumeclaims", Act::Drop(field));
         world.there.fault(changed);
+        // Kubernetes is faster.
+        let conflict = Fault::new("DELETE", "shop-home/persistentvolumeclaims", Act::Refuse(409));
+        world.there.fault(conflict.times(2));
         let outcome = world.create().await;
         assert!(
             matches!(
