@@ -81,16 +81,16 @@ pub(super) struct Args {
     /// level minimal may not read].
     #[arg(long)]
     storage_class: Option<String>,
-    /// The URL by which the pods of the controller reach the API server there [default: that of the
-    /// kubeconfig].
+    /// The URL by which the pods of the controller reach the API server there [default: that which they
+    /// use, or that of the kubeconfig].
     #[arg(long)]
     server: Option<String>,
     /// Namespace of the identity there [default: that of the kubeconfig which the driver has, or
     /// liqo-csi-remote]. Two home clusters need two.
     #[arg(long)]
     remote_namespace: Option<NamespaceName>,
-    /// For how long a token is valid. The driver renews it after a third of that [default: 720h, or with
-    /// --token-only what the identity there allows].
+    /// For how long a token is valid. The driver renews it after a third of that [default: as before; 720h,
+    /// or with --token-only what the identity there allows].
     #[arg(long, value_parser = duration)]
     token_lifetime: Option<Duration>,
     /// Leave the rights there as they are, because Helm or a repository manages them: only create a token.
@@ -209,11 +209,12 @@ impl Request {
         Ok(level)
     }
 
-    /// The lifetime of the requested token, at most this many seconds, which the policy of the
-    /// remote cluster allows.
-    fn lifetime(&self, longest: u64) -> Outcome<Duration> {
+    /// The lifetime of the requested token, at most `longest`, which the policy of the remote cluster allows; that of the
+    /// token before, unless another one is requested. Both in seconds.
+    fn lifetime(&self, longest: u64, before: Option<u64>) -> Outcome<Duration> {
+        let before = before.unwrap_or(longest).min(longest);
         let longest = Duration::from_secs(longest);
-        let wanted = self.lifetime.unwrap_or(longest);
+        let wanted = self.lifetime.unwrap_or(Duration::from_secs(before));
         if wanted < SHORTEST_TOKEN || wanted > longest {
             return Err(format!(
                 "--token-lifetime: {}s is not between {}s and {}s, the longest that the policy there allows (remoteAccess.tokenSeconds)",
@@ -265,7 +266,12 @@ pub(super) fn run(args: Args) -> Outcome<ExitCode> {
             args.cluster_id.clone(),
         )
         .await?;
-        let (remote, endpoint) = args.remote.connect(&request.name, args.server.as_deref()).await?;
+        let before = match args.server {
+            Some(_) => None,
+            None => home.existing(&request.name).await?.endpoint()?,
+        };
+        let server = args.server.as_deref();
+        let (remote, endpoint) = args.remote.connect(&request.name, server, before).await?;
         connect(&home, &remote, &endpoint, &request).await
     })
 }
@@ -334,7 +340,7 @@ async fn connect(
     existing.may_be_declared(request, level)?;
     // The manifests of `apply` allow the longest lifetime.
     let longest = current.longest_token.filter(|_| request.token_only);
-    let lifetime = request.lifetime(longest.unwrap_or(LONGEST_TOKEN))?;
+    let lifetime = request.lifetime(longest.unwrap_or(LONGEST_TOKEN), existing.lifetime())?;
     if !request.token_only {
         remote.may_apply(level, &identity).await?;
     }

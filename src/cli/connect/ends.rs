@@ -92,16 +92,17 @@ impl RemoteArgs {
         Ok(read.map_err(|error| format!("the kubeconfig of the remote cluster cannot be used: {error}"))?)
     }
 
-    /// The cluster, and how pods reach it.
+    /// The cluster, and how pods reach it: as before, unless `server` is given.
     pub(super) async fn connect(
         &self,
         name: &ClusterId,
         server: Option<&str>,
+        before: Option<Endpoint>,
     ) -> Outcome<(Remote, Endpoint)> {
         let file = self.read()?;
         let (entry_name, entry, _) = entries(&file, self.remote_context.as_deref())?;
         // First, because no right at either end makes an address usable for pods.
-        let endpoint = Endpoint::of(&entry_name, &entry, server)?;
+        let endpoint = Endpoint::chosen(&entry_name, &entry, server, before)?;
         Ok((self.client(file, name).await?, endpoint))
     }
 
@@ -165,6 +166,12 @@ pub(in crate::cli) struct Endpoint {
 const OTHER_URL: &str = "--server names the URL by which the pods of the controller reach it";
 
 impl Endpoint {
+    /// The one before, with the certificate authority of the user's kubeconfig if that has the same address.
+    fn chosen(name: &str, entry: &Entry, server: Option<&str>, before: Option<Self>) -> Outcome<Self> {
+        let before = before.filter(|it| server.is_none() && entry.server.as_ref() != Some(&it.server));
+        before.map_or_else(|| Self::of(name, entry, server), Ok)
+    }
+
     fn of(name: &str, entry: &Entry, server: Option<&str>) -> Outcome<Self> {
         let given = |text: &Option<String>| text.clone().filter(|it| !it.is_empty());
         let authority = match (
@@ -285,6 +292,36 @@ mod tests {
         }
         let why = Endpoint::of("kind", &entry(&json!({})), Some("https://127.0.0.1:6443")).unwrap_err();
         assert!(why.to_string().starts_with("--server"), "{why}");
+    }
+
+    #[test]
+    fn the_address_before_is_kept_unless_another_one_is_given() {
+        let before = |server: &str| {
+            Some(Endpoint {
+                server: server.to_owned(),
+                authority: Some("b2xk".to_owned()),
+                tls_server_name: None,
+            })
+        };
+        let private = "https://192.0.2.7:6443";
+        let chosen = |change: serde_json::Value, server, before| {
+            let chosen = Endpoint::chosen("kind", &entry(&change), server, before).unwrap();
+            (chosen.server, chosen.authority.unwrap())
+        };
+        let local = json!({"server": "https://127.0.0.1:6443"});
+        let (old, new) = ("b2xk".to_owned(), "Y2E=".to_owned());
+        assert_eq!(chosen(local, None, before(private)), (private.to_owned(), old));
+        let public = "https://192.0.2.1:6443";
+        for (server, before) in [
+            (Some(public), before(private)),
+            (None, before(public)),
+            (None, None),
+        ] {
+            assert_eq!(
+                chosen(json!({}), server, before),
+                (public.to_owned(), new.clone())
+            );
+        }
     }
 
     #[test]

@@ -6,11 +6,12 @@ use k8s_openapi::{ByteString, api::core::v1::Secret};
 use kube::{
     ResourceExt,
     api::{ApiResource, DynamicObject, ObjectMeta},
+    config::Kubeconfig,
 };
 use secrecy::ExposeSecret;
 use serde_json::{Value, json};
 
-use super::{Home, Level, Outcome, Request, remote_cluster};
+use super::{Home, Level, Outcome, Request, ends::Endpoint, remote_cluster};
 use crate::{
     access::{ACCOUNT, CLUSTER_UID, MANAGED_BY_CONNECT, NamespaceName, TokenFacts},
     api::remote_cluster::{KubeconfigSecretRef, RemoteCluster},
@@ -39,12 +40,21 @@ pub(in crate::cli) fn secret_of(name: &ClusterId, object: Option<&RemoteCluster>
     })
 }
 
+fn kubeconfig_in(secret: &Secret, key: &str) -> Option<Kubeconfig> {
+    let ByteString(text) = secret.data.as_ref()?.get(key)?;
+    vet(text, Allowed { proxy: true }).ok()
+}
+
+/// The token of an identity of this driver in the Secret of a kubeconfig.
+fn token_in(secret: &Secret, key: &str) -> Option<TokenFacts> {
+    let kubeconfig = kubeconfig_in(secret, key)?;
+    let facts = TokenFacts::read(token(&kubeconfig)?.expose_secret())?;
+    Some(facts).filter(|facts| facts.account == ACCOUNT)
+}
+
 /// The namespace of the identity whose token is in the Secret of a kubeconfig.
 pub(in crate::cli) fn namespace_in(secret: &Secret, key: &str) -> Option<NamespaceName> {
-    let ByteString(text) = secret.data.as_ref()?.get(key)?;
-    let vetted = vet(text, Allowed { proxy: true }).ok()?;
-    let facts = TokenFacts::read(token(&vetted)?.expose_secret())?;
-    facts.namespace.parse().ok().filter(|_| facts.account == ACCOUNT)
+    token_in(secret, key)?.namespace.parse().ok()
 }
 
 /// The uid of the cluster that has this name here, if it is known and not the uid `remote`.
@@ -91,6 +101,38 @@ impl Existing {
     /// The namespace of the identity that the driver uses now.
     pub(super) fn namespace(&self) -> Option<NamespaceName> {
         namespace_in(self.secret.as_ref()?, &self.reference.key)
+    }
+
+    /// How pods reach the cluster by the kubeconfig of an earlier run of this command.
+    pub(super) fn endpoint(&self) -> Outcome<Option<Endpoint>> {
+        // The annotation shows later that it is the same cluster.
+        let secret = self.secret.as_ref();
+        let secret = secret.filter(|it| it.annotations().contains_key(CLUSTER_UID));
+        let kubeconfig = secret.and_then(|it| kubeconfig_in(it, &self.reference.key));
+        let clusters = kubeconfig.into_iter().flat_map(|it| it.clusters);
+        let Some(cluster) = clusters.into_iter().find_map(|it| it.cluster) else {
+            return Ok(None);
+        };
+        if cluster.proxy_url.is_some() {
+            return Err(format!(
+                "the kubeconfig in the Secret {} reaches the cluster through a proxy (proxy-url), which this command cannot write: put a \
+                 new token into it by hand, or name by --server a URL that needs no proxy",
+                self.secret()
+            )
+            .into());
+        }
+        Ok(cluster.server.map(|server| Endpoint {
+            server,
+            authority: cluster.certificate_authority_data,
+            tls_server_name: cluster.tls_server_name,
+        }))
+    }
+
+    /// For how long the token of an earlier run is valid, in seconds.
+    pub(super) fn lifetime(&self) -> Option<u64> {
+        let token = token_in(self.secret.as_ref()?, &self.reference.key)?;
+        let lifetime = token.lifetime().filter(|_| token.is_renewed())?;
+        u64::try_from(lifetime).ok()
     }
 
     /// Name of the Secret with the kubeconfig.

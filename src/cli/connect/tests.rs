@@ -226,6 +226,32 @@ async fn the_second_run_repairs_and_gives_another_token() {
     );
 }
 
+#[tokio::test]
+async fn the_second_run_keeps_address_and_lifetime() {
+    let two = Two::new().await;
+    let short = Duration::from_hours(10);
+    let first = Request {
+        lifetime: Some(short),
+        ..request()
+    };
+    two.connect(&first).await.unwrap();
+    let (home, _) = two.ends().await;
+    let existing = home.existing(&request().name).await.unwrap();
+    assert_eq!(existing.endpoint().unwrap(), Some(endpoint()));
+    two.connect(&request()).await.unwrap();
+    let token = TokenFacts::read(&two.token()).unwrap();
+    assert_eq!(token.lifetime(), short.as_secs().try_into().ok());
+    two.home.change(SECRET, |secret| {
+        let text = "apiVersion: v1\nkind: Config\ncurrent-context: r\nclusters: [{name: r, cluster: {server: 'https://192.0.2.1', \
+                    proxy-url: 'http://192.0.2.9', certificate-authority-data: Y2E=}}]\nusers: [{name: r, user: {token: a.b.c}}]\n\
+                    contexts: [{name: r, context: {cluster: r, user: r}}]\n";
+        secret["data"]["kubeconfig"] = json!(k8s_openapi::ByteString(text.into()));
+    });
+    let existing = home.existing(&request().name).await.unwrap();
+    let why = existing.endpoint().unwrap_err().to_string();
+    assert!(why.contains("proxy-url") && why.contains("--server"), "{why}");
+}
+
 /// What happened to the Secret of the session after these requests, and when the token was requested.
 fn of_session(two: &Two, after: usize) -> Vec<String> {
     let mut requests = two.remote.requests().split_off(after);

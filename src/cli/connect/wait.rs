@@ -96,7 +96,7 @@ async fn explain(
     let lower = message.to_ascii_lowercase();
     let hint = if lower.contains("certificate") {
         format!(
-            "The certificate of {} is for another host, or of another certificate authority than the one in your kubeconfig. \
+            "The certificate of {} is for another host, or of another certificate authority than the one in the Secret. \
              --server names a URL that the certificate is for, and certificate-authority-data in your kubeconfig its authority.",
             endpoint.server
         )
