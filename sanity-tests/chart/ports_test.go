@@ -13,7 +13,7 @@ func TestEachVirtualNodeHasAPort(t *testing.T) {
 	settings := Values{"enabled": true, "streams": Values{"port": 9000, "ports": 3}}
 	deployment := named[*appsv1.Deployment](t, render(t, Values{"fabric": settings}), "liqo-csi-fabric")
 	container := deployment.Spec.Template.Spec.Containers[0]
-	for _, arg := range []string{"--streams-address=0.0.0.0:9000", "--streams-ports=3"} {
+	for _, arg := range []string{"--streams-address=[::]:9000", "--streams-ports=3"} {
 		if !slices.Contains(container.Args, arg) {
 			t.Errorf("%s is missing in %v", arg, container.Args)
 		}

@@ -46,7 +46,7 @@ pub(super) struct Args {
     #[arg(long)]
     cluster_id: Option<ClusterId>,
     /// Address of /metrics, /healthz and /readyz.
-    #[arg(long, default_value = "0.0.0.0:9808")]
+    #[arg(long, default_value = "[::]:9808")]
     metrics_address: SocketAddr,
     /// Real classes that a claim may choose by annotation; none means the annotation is refused.
     #[arg(long, value_delimiter = ',')]

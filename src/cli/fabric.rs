@@ -41,11 +41,11 @@ pub(super) struct Args {
     #[arg(long)]
     cluster_id: Option<ClusterId>,
     /// Address of /metrics, /healthz and /readyz.
-    #[arg(long, default_value = "0.0.0.0:9828")]
+    #[arg(long, default_value = "[::]:9828")]
     metrics_address: SocketAddr,
     /// Address of logs, exec, attach, port-forward and metrics of the pods of virtual nodes. API
     /// servers connect to its port and the following ones: each virtual node has one.
-    #[arg(long, default_value = "0.0.0.0:9829")]
+    #[arg(long, default_value = "[::]:9829")]
     streams_address: SocketAddr,
     /// Number of ports, and therefore of virtual nodes that can have one.
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=256))]

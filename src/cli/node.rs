@@ -72,7 +72,7 @@ pub(super) struct Args {
     #[arg(long, default_value = "/")]
     host_root: PathBuf,
     /// Address of /metrics, /healthz and /readyz.
-    #[arg(long, default_value = "0.0.0.0:9818")]
+    #[arg(long, default_value = "[::]:9818")]
     metrics_address: SocketAddr,
     /// Whether Secrets that twins refer to may be read and handed to their drivers.
     #[arg(long, default_value_t = false, action = clap::ArgAction::Set)]

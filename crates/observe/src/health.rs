@@ -1,6 +1,11 @@
 //! `/healthz`, `/readyz` and `/metrics` over HTTP.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
 
 use axum::{
     Router,
@@ -10,7 +15,7 @@ use axum::{
     routing::get,
 };
 use futures::future::BoxFuture;
-use tokio::{sync::Mutex, time::Instant};
+use tokio::{net::TcpListener, sync::Mutex, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use super::Metrics;
@@ -89,12 +94,22 @@ impl Health {
     }
 
     /// Serves until `stop`.
-    pub async fn serve(self, address: SocketAddr, stop: CancellationToken) -> std::io::Result<()> {
-        let listener = tokio::net::TcpListener::bind(address).await?;
+    pub async fn serve(self, address: SocketAddr, stop: CancellationToken) -> io::Result<()> {
+        let listener = listen(address).await?;
         tracing::info!(address = %listener.local_addr()?, "serving health and metrics");
         axum::serve(listener, self.router())
             .with_graceful_shutdown(stop.cancelled_owned())
             .await
+    }
+}
+
+/// Listens on this address. `[::]` means all addresses, also those of IPv4, and also without IPv6 in the kernel.
+pub async fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    match TcpListener::bind(address).await {
+        Err(_) if address.ip() == IpAddr::from(Ipv6Addr::UNSPECIFIED) => {
+            TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port())).await
+        }
+        other => other,
     }
 }
 
@@ -124,6 +139,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use axum::{body::Body, http::Request};
+    use tokio::net::TcpStream;
     use tower::ServiceExt;
 
     use super::*;
@@ -139,6 +155,18 @@ mod tests {
         let status = response.status();
         let body = axum::body::to_bytes(response.into_body(), 1 << 20).await.unwrap();
         (status, String::from_utf8(body.to_vec()).unwrap())
+    }
+
+    #[tokio::test]
+    async fn all_addresses_are_those_of_both_families() {
+        let listener = listen("[::]:0".parse().unwrap()).await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.unwrap();
+        if listener.local_addr().unwrap().is_ipv6() {
+            TcpStream::connect((Ipv6Addr::LOCALHOST, port)).await.unwrap();
+        }
+        let taken = listen(SocketAddr::from((Ipv6Addr::UNSPECIFIED, port))).await;
+        assert_eq!(taken.unwrap_err().kind(), io::ErrorKind::AddrInUse);
     }
 
     #[tokio::test(start_paused = true)]

@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    net::{SocketAddr, TcpListener},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener},
     path::Path,
     time::{Duration, Instant},
 };
@@ -23,6 +23,19 @@ use super::{Common, log};
 const ROUND: Duration = Duration::from_mins(1);
 /// How often it is checked whether the client still waits for a source.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Listens on this address. `[::]` means all addresses, also those of IPv4, and also without IPv6 in the kernel.
+fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+    let any = address.ip() == IpAddr::from(Ipv6Addr::UNSPECIFIED);
+    TcpListener::bind(address).or_else(|error| {
+        let any_v4 = (Ipv4Addr::UNSPECIFIED, address.port());
+        if any {
+            TcpListener::bind(any_v4)
+        } else {
+            Err(error)
+        }
+    })
+}
 
 /// A target that accepts its source.
 pub(super) struct Receiver<'a> {
@@ -86,7 +99,7 @@ impl<'a> Receiver<'a> {
         longest_write: Duration,
     ) -> Result<Self, Error> {
         let id = common.id()?;
-        let listener = TcpListener::bind(listen).map_err(Error::Cut)?;
+        let listener = bind(listen).map_err(Error::Cut)?;
         let identity = common.identity()?;
         Ok(Self {
             acceptor: Acceptor::new(listener, &id, &identity)?,

@@ -65,6 +65,7 @@ use crate::{
     cluster::{Cluster, KEEPALIVE, KEEPALIVE_PROBES, MOST_PROBES},
     fleet::Registry,
     meters::Meters,
+    observe::health::listen,
     ports::node_at,
 };
 
@@ -138,7 +139,7 @@ impl Streams {
                 let port = address.port().checked_add(after);
                 address.set_port(port.ok_or_else(|| io::Error::other("there are no ports above 65535"))?);
             }
-            let listener = TcpListener::bind(address).await?;
+            let listener = listen(address).await?;
             listeners.push((listener.local_addr()?.port(), listener));
         }
         Ok(Self {

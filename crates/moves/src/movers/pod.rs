@@ -4,7 +4,7 @@
 
 use std::{
     collections::BTreeMap,
-    net::{IpAddr, Ipv4Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
 };
 
 use k8s_openapi::{
@@ -197,7 +197,7 @@ impl MoverPod<'_> {
 
     fn arguments(&self) -> Vec<String> {
         let listen = |address| format!("--listen={}", SocketAddr::new(address, LANES_PORT));
-        let (loopback, all) = (Ipv4Addr::LOCALHOST.into(), Ipv4Addr::UNSPECIFIED.into());
+        let (loopback, all) = (Ipv4Addr::LOCALHOST.into(), Ipv6Addr::UNSPECIFIED.into());
         let connect = |address| format!("--connect={}", SocketAddr::new(address, LANES_PORT));
         let mut arguments = vec![
             self.side.as_str().to_owned(),

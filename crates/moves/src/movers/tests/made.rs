@@ -342,7 +342,7 @@ async fn mover_certificates_are_owned_by_their_pods_and_share_an_authority() {
 async fn between_clusters_the_source_dials_and_a_relay_is_ready() {
     let world = World::new(Way::Out).await;
     world.prepare().await;
-    has(&world.target_pod(), "--listen=0.0.0.0:7401");
+    has(&world.target_pod(), "--listen=[::]:7401");
     has(&world.source_pod(), "--connect=10.0.0.7:7401");
     has(&world.source_pod(), "--listen=127.0.0.1:7401");
     has(&world.pod("move-relay"), "--target-kubeconfig=/secrets/target");
@@ -394,7 +394,7 @@ async fn within_a_cluster_the_source_dials_the_target() {
     let world = World::new(Way::Within).await;
     world.prepare().await;
     has(&world.source_pod(), "--connect=10.0.0.7:7401");
-    has(&world.target_pod(), "--listen=0.0.0.0:7401");
+    has(&world.target_pod(), "--listen=[::]:7401");
     assert!(
         world
             .api
