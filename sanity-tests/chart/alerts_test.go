@@ -5,9 +5,14 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"sigs.k8s.io/yaml"
 )
 
@@ -70,6 +75,51 @@ func TestAlertsAreRenderedForPrometheusOperator(t *testing.T) {
 	rule, _ := alerts(t, Values{"prometheusRule": Values{"labels": Values{"release": "stack"}}}, prometheusOperator)
 	if rule.Metadata.Labels["release"] != "stack" {
 		t.Errorf("the labels are %v", rule.Metadata.Labels)
+	}
+}
+
+// Prometheus collects metrics from each pod of the driver.
+func TestPodMonitorSelectsAllPods(t *testing.T) {
+	var monitor struct {
+		Metadata struct{ Labels map[string]string }
+		Spec     struct {
+			Selector            metav1.LabelSelector
+			PodMetricsEndpoints []struct{ Port string }
+		}
+	}
+	values := Values{"podMonitor": Values{"labels": Values{"release": "stack"}}, "fabric": Values{"enabled": true}}
+	rendered, err := helm(t).RenderFor(t.Context(), Release, Namespace, prometheusOperator, values)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for document := range strings.SplitSeq(string(rendered), "\n---\n") {
+		if strings.Contains(document, "\nkind: PodMonitor\n") {
+			if err := yaml.Unmarshal([]byte(document), &monitor); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if monitor.Metadata.Labels["release"] != "stack" || len(monitor.Spec.PodMetricsEndpoints) != 1 {
+		t.Fatalf("the PodMonitor is %+v", monitor)
+	}
+	selector, err := metav1.LabelSelectorAsSelector(&monitor.Spec.Selector)
+	if err != nil {
+		t.Fatal(err)
+	}
+	objects := render(t, Values{"fabric": Values{"enabled": true}})
+	templates := []corev1.PodTemplateSpec{only[*appsv1.DaemonSet](t, objects).Spec.Template}
+	for _, name := range []string{"liqo-csi-controller", "liqo-csi-fabric"} {
+		templates = append(templates, named[*appsv1.Deployment](t, objects, name).Spec.Template)
+	}
+	for _, template := range templates {
+		ports := template.Spec.Containers[0].Ports
+		named := func(port corev1.ContainerPort) bool { return port.Name == monitor.Spec.PodMetricsEndpoints[0].Port }
+		if !selector.Matches(labels.Set(template.Labels)) || !slices.ContainsFunc(ports, named) {
+			t.Errorf("no metrics of %v with the ports %v", template.Labels, ports)
+		}
+	}
+	if rendered, err := helm(t).RenderFor(t.Context(), Release, Namespace, "v1", nil); err != nil || strings.Contains(string(rendered), "PodMonitor\n") {
+		t.Errorf("a cluster without the kind gets one: %v", err)
 	}
 }
 

@@ -178,10 +178,13 @@ func TestChartKeepsDriverPodsOffVirtualNodes(t *testing.T) {
 		"node":       only[*appsv1.DaemonSet](t, objects).Spec.Template.Spec,
 	} {
 		terms := pod.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
-		if len(terms) != 1 || len(terms[0].MatchExpressions) != 4 {
+		if len(terms) != 1 || len(terms[0].MatchExpressions) != 6 {
 			t.Fatalf("%s: virtual nodes are not excluded: %v", name, terms)
 		}
-		ours := terms[0].MatchExpressions[0]
+		if system := terms[0].MatchExpressions[0]; system.Key != "kubernetes.io/os" || !slices.Equal(system.Values, []string{"linux"}) {
+			t.Errorf("%s: nodes of other systems are not excluded: %v", name, system)
+		}
+		ours := terms[0].MatchExpressions[1]
 		if ours.Key != "storage.liqo.io/virtual-node" || ours.Operator != corev1.NodeSelectorOpDoesNotExist {
 			t.Errorf("%s: nodes that the driver marks as virtual are not excluded: %v", name, ours)
 		}

@@ -56,8 +56,8 @@ func with(values Values) Values {
 }
 
 func TestLogLevelAndEnvironmentReachEveryContainerOfTheDriver(t *testing.T) {
-	proxy := Values{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}
-	values := with(Values{"logLevel": "debug", "extraEnv": []Values{proxy}, "controller": Values{"sidecarVerbosity": 5}})
+	setting := Values{"name": "RUST_BACKTRACE", "value": "1"}
+	values := with(Values{"logLevel": "debug", "extraEnv": []Values{setting}, "controller": Values{"sidecarVerbosity": 5}})
 	for component, of := range workloads(t, values) {
 		for _, container := range of.pod.Spec.Containers {
 			if strings.HasPrefix(container.Name, "csi-") {
@@ -66,7 +66,7 @@ func TestLogLevelAndEnvironmentReachEveryContainerOfTheDriver(t *testing.T) {
 				}
 				continue
 			}
-			for name, want := range map[string]string{"RUST_LOG": "debug", "HTTPS_PROXY": "http://proxy:3128"} {
+			for name, want := range map[string]string{"RUST_LOG": "debug", "RUST_BACKTRACE": "1"} {
 				at := slices.IndexFunc(container.Env, func(it corev1.EnvVar) bool { return it.Name == name })
 				if at < 0 || container.Env[at].Value != want {
 					t.Errorf("%s of %s is not %s: %v", name, component, want, container.Env)

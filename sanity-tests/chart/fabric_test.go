@@ -59,23 +59,24 @@ func TestFabricRunsUnprivilegedUnderItsOwnAccount(t *testing.T) {
 }
 
 // A drain leaves one of its replicas, and is not blocked by pods that are never ready.
-func TestDrainLeavesOneReplicaOfTheFabric(t *testing.T) {
-	var found bool
+func TestDrainLeavesOneReplica(t *testing.T) {
+	found := map[string]bool{}
 	for _, object := range render(t, Values{"fabric": Values{"enabled": true}}) {
 		budget, is := object.(*policyv1.PodDisruptionBudget)
-		if !is || budget.Name != "liqo-csi-fabric" {
+		if !is {
 			continue
 		}
-		found = true
-		if budget.Spec.MaxUnavailable.IntValue() != 1 || *budget.Spec.UnhealthyPodEvictionPolicy != policyv1.AlwaysAllow {
-			t.Errorf("it is %+v", budget.Spec)
+		of := budget.Spec.Selector.MatchLabels["app.kubernetes.io/component"]
+		found[of] = true
+		if budget.Name != "liqo-csi-"+of {
+			t.Errorf("%s is of %q", budget.Name, of)
 		}
-		if of := budget.Spec.Selector.MatchLabels["app.kubernetes.io/component"]; of != "fabric" {
-			t.Errorf("it is of %q", of)
+		if budget.Spec.MaxUnavailable.IntValue() != 1 || *budget.Spec.UnhealthyPodEvictionPolicy != policyv1.AlwaysAllow {
+			t.Errorf("%s is %+v", budget.Name, budget.Spec)
 		}
 	}
-	if !found {
-		t.Error("there is no PodDisruptionBudget")
+	if !found["controller"] || !found["fabric"] {
+		t.Errorf("there are PodDisruptionBudgets of %v only", found)
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 // Series as in a unit test of the driver's metrics.
 const (
 	volumesLost = `liqo_csi_volumes{state="TwinLost",cluster="milan",storage_class="liqo"}`
+	leader      = `liqo_csi_reconcile_leader{}`
 	reachable   = `liqo_csi_remote_cluster_reachable{cluster="milan"}`
 	expiry      = `liqo_csi_remote_token_expiry_timestamp_seconds{cluster="milan"}`
 )
@@ -24,7 +25,9 @@ const (
 func of(state string) string { return strings.Replace(volumesLost, "TwinLost", state, 1) }
 
 // by returns a series as Prometheus scrapes it from a pod.
-func by(pod, series string) string { return strings.TrimSuffix(series, "}") + `,pod="` + pod + `"}` }
+func by(pod, series string) string {
+	return strings.Replace(strings.TrimSuffix(series, "}")+`,pod="`+pod+`"}`, "{,", "{", 1)
+}
 
 type firing struct {
 	name, alert string
@@ -50,6 +53,12 @@ var firings = []firing{
 	{"no volume is lost any more", "LiqoCsiDataAtRisk", map[string]string{volumesLost: "2 0x9"}, false, "1m", ""},
 	{"other states", "LiqoCsiDataAtRisk", map[string]string{of("TwinBound"): "2x9", of("TwinPending"): "1x9", of("Moving"): "1x9",
 		of("ClusterUnreachable"): "1x9", of("TwinReturning"): "1x9", of("Ending"): "1x9"}, false, "9m", ""},
+
+	{"no leader", "LiqoCsiControllerAbsent", map[string]string{leader: "1 0x20"}, false, "16m",
+		"No replica of the controller leads, or its metrics are not collected"},
+	{"no metrics", "LiqoCsiControllerAbsent", map[string]string{leader: "1 stale"}, false, "16m",
+		"No replica of the controller leads, or its metrics are not collected"},
+	{"another leader", "LiqoCsiControllerAbsent", map[string]string{by("a", leader): "1x8 0x10", by("b", leader): "0x13 1x5"}, false, "18m", ""},
 
 	{"unreachable", "LiqoCsiVolumesUnavailable", map[string]string{of("ClusterUnreachable"): "3x20"}, false, "15m",
 		"3 volumes of class liqo in cluster milan are ClusterUnreachable"},

@@ -72,6 +72,8 @@ app.kubernetes.io/instance: {{ .Release.Name | toYaml }}
 requiredDuringSchedulingIgnoredDuringExecution:
   nodeSelectorTerms:
     - matchExpressions:
+        # The image is one of Linux.
+        - {key: kubernetes.io/os, operator: In, values: [linux]}
         {{- toYaml .Values.virtualNodes | nindent 8 }}
 {{- end }}
 
