@@ -102,6 +102,7 @@ async fn list(args: Args) -> Outcome {
     let storage = Storage::read(&place.cluster, &Scope::All, &place.storage_namespace, place.id).await;
     let home = storage.home.as_ref().map(ToString::to_string);
     let mut unknown = storage.unknown();
+    let are_known = objects.is_ok();
     let objects = objects.unwrap_or_else(|error| {
         unknown.push(format!("which clusters are declared: {error}"));
         Vec::new()
@@ -125,7 +126,9 @@ async fn list(args: Args) -> Outcome {
         Format::Json => print_json("clusters", &shown, &unknown)?,
         Format::Table => {
             print_unknown(&unknown);
-            if shown.is_empty() {
+            if shown.is_empty() && !are_known {
+                println!("Which remote clusters there are is not known.");
+            } else if shown.is_empty() {
                 println!("No remote clusters: no RemoteCluster, and neither Liqo nor Kosmos declares any.");
             } else {
                 print!("{}", table(&shown));

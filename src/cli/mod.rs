@@ -37,8 +37,10 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Run the controller: the CSI services Identity and Controller, and the background loops.
+    #[command(hide = true)]
     Controller(controller::Args),
     /// Run the node plugin: the CSI services Identity and Node, on every real node.
+    #[command(hide = true)]
     Node(node::Args),
     /// List the volumes of the driver, with their twins, clusters and states.
     Volumes(volumes::Args),
@@ -57,11 +59,13 @@ enum Command {
     /// Move volumes to another node, cluster or storage class while their pods run.
     Move(moves::Args),
     /// Connect the two ends of a move through the API servers of their clusters.
+    #[command(hide = true)]
     Relay(relay::Args),
     /// Run one end of a move, in its pods.
-    #[command(subcommand)]
+    #[command(subcommand, hide = true)]
     Mover(mover::program::Command),
     /// Create virtual nodes, and the namespaces in remote clusters that `NamespaceOffloadings` request.
+    #[command(hide = true)]
     Fabric(fabric::Args),
     /// Extend namespaces into remote clusters.
     Offload(offload::Args),
@@ -73,6 +77,7 @@ enum Command {
     Completion(completion::Args),
     /// List the places where a test can crash this build.
     #[cfg(debug_assertions)]
+    #[command(hide = true)]
     CrashPoints,
 }
 

@@ -19,9 +19,11 @@ fn the_command_line_is_consistent() {
 fn each_command_for_users_has_examples_and_they_parse() {
     let cli = Cli::command();
     for command in cli.get_subcommands() {
-        if !NOT_FOR_USERS.contains(&command.get_name()) {
+        let is_for_users = !NOT_FOR_USERS.contains(&command.get_name());
+        if is_for_users {
             check_examples(command, &[cli.get_name()]);
         }
+        assert_eq!(command.is_hide_set(), !is_for_users, "{}", command.get_name());
     }
 }
 

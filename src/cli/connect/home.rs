@@ -218,7 +218,8 @@ impl Home {
     /// this name would count as lost.
     pub(super) async fn is_other_than(&self, remote: &str, name: &ClusterId, existing: &Existing) -> Outcome {
         if self.cluster.uid().await?.as_deref() == Some(remote) {
-            return Err("both kubeconfigs lead to the same cluster: --remote-kubeconfig and --remote-context name the other one".into());
+            return Err("both kubeconfigs lead to the same cluster, or to copies of one: their namespaces kube-system have the same uid. --remote-kubeconfig \
+                        and --remote-context name the other one; a cluster that was restored from a backup of this one cannot be connected".into());
         }
         if *name == self.id {
             return Err(format!(

@@ -103,6 +103,7 @@ pub(crate) const ALL: &[Check] = &[
     volumes::problems,
     changes::failed_expansions,
     changes::failed_modifications,
+    snapshots::snapshotter,
     snapshots::problems,
     snapshots::unfinished_imports,
     volumes::pods_on_twins,

@@ -126,13 +126,15 @@ pub(super) fn plugins(installation: &Installation) -> Vec<Finding> {
     let short = installation.node_plugins.iter().filter_map(|set| {
         let status = set.status.as_ref()?;
         let (wanted, ready) = (status.desired_number_scheduled, status.number_ready);
-        (ready < wanted).then(|| {
-            Finding::warning(
-                format!("DaemonSet {}", full_name(set)),
-                format!("{ready} of {wanted} pods of the node plugin are ready: pods elsewhere wait for their volumes."),
-                "See its pods.",
-            )
-        })
+        let object = format!("DaemonSet {}", full_name(set));
+        let problem = format!(
+            "{ready} of {wanted} pods of the node plugin are ready: pods elsewhere wait for their volumes."
+        );
+        if ready == 0 && wanted > 0 {
+            let fix = "See its events, if it has no pods, and its pods.";
+            return Some(Finding::error(object, problem, fix));
+        }
+        (ready < wanted).then(|| Finding::warning(object, problem, "See its pods."))
     });
     short.collect()
 }

@@ -262,10 +262,10 @@ fn unready_in(
     Some(Finding::new(severity, title(object), problem, fix))
 }
 
-/// The clusters into which namespaces are offloaded can be used.
+/// The remote clusters can be used.
 pub(super) fn clusters(installation: &Installation) -> Vec<Finding> {
     let all = installation.offloading.clusters.iter();
-    all.filter(|it| it.spec.fabric.is_some() && it.metadata.deletion_timestamp.is_none())
+    all.filter(|it| it.metadata.deletion_timestamp.is_none())
         .filter_map(unusable)
         .collect()
 }
@@ -278,9 +278,18 @@ fn unusable(cluster: &RemoteCluster) -> Option<Finding> {
         Some(ready) => ready.message.trim_end_matches('.').to_owned(),
         None => "the controller has not written its status yet".to_owned(),
     };
-    Some(Finding::error(
-        format!("RemoteCluster {}", cluster.name_any()),
-        format!("It is not ready, so no namespace can be offloaded to it: {why}."),
+    // A cluster that another tool declares may not be meant for volumes.
+    let (severity, lacks) = match (&cluster.spec.fabric, &cluster.spec.discovered_from) {
+        (Some(_), _) => (Severity::Error, "no namespace can be offloaded to it"),
+        (None, None) => (Severity::Error, "no volume can be created there"),
+        (None, Some(_)) => (Severity::Warning, "no volume can be created there"),
+    };
+    let object = format!("RemoteCluster {}", cluster.name_any());
+    let problem = format!("It is not ready, so {lacks}: {why}.");
+    Some(Finding::new(
+        severity,
+        object,
+        problem,
         "liqo-csi clusters shows more.",
     ))
 }

@@ -5,13 +5,33 @@ use kube::ResourceExt;
 use super::{Finding, Installation, Severity};
 use crate::{
     inspect::{Name, Scope, SnapshotRow, SnapshotState, snapshot_rows},
-    volume::SnapshotImport,
+    volume::{DRIVER_NAME, SnapshotImport},
 };
 
 /// Snapshots with a problem, and those whose data is kept after their deletion.
 pub(super) fn problems(installation: &Installation) -> Vec<Finding> {
     let rows = snapshot_rows(&installation.snapshots, &Scope::All);
     rows.into_iter().filter_map(finding).collect()
+}
+
+/// Where a class for snapshots of this driver exists, the controller has a csi-snapshotter.
+pub(super) fn snapshotter(installation: &Installation) -> Vec<Finding> {
+    let setup = &installation.setup;
+    if setup.controllers.iter().next().is_none() || setup.sidecar("csi-snapshotter").is_some() {
+        return Vec::new();
+    }
+    let classes = installation.snapshots.classes.iter();
+    classes
+        .filter(|class| class.driver == DRIVER_NAME)
+        .map(|class| {
+            Finding::warning(
+                format!("VolumeSnapshotClass {}", class.name_any()),
+                "The controller has no csi-snapshotter: a snapshot of this class is never taken.",
+                "Run helm upgrade, which adds it where the kinds of snapshots are defined, or set the chart's value \
+                 controller.snapshotter.enabled to true.",
+            )
+        })
+        .collect()
 }
 
 /// Contents with the record of an import, and the command that completes it.

@@ -48,8 +48,9 @@ pub enum Cause {
     /// The object has changed since it was read.
     #[error("{0}")]
     Conflict(String),
-    /// The driver lacks a permission, or a quota or admission policy forbids the call.
-    #[error("{0}; check this driver's role, quotas and admission policies")]
+    /// The caller, which is the driver or the user of a command, lacks a permission, or a quota or admission policy forbids
+    /// the call.
+    #[error("{0}; check the caller's role, quotas and admission policies")]
     Forbidden(String),
     /// The server refuses this content.
     #[error("{0}")]

@@ -109,7 +109,10 @@ impl Cluster {
             None if is_chosen => of_entry(Kubeconfig::read()?, entry, &found()).await?,
             None => Config::infer().await?,
         };
-        Self::connect_unwatched_with(config, UNKNOWN, call_timeout).await
+        // The host is what users know of their cluster.
+        let host = config.cluster_url.host().map(str::to_owned);
+        let host = host.filter(|host| host.parse::<ClusterId>().is_ok());
+        Self::connect_unwatched_with(config, host.as_deref().unwrap_or(UNKNOWN), call_timeout).await
     }
 
     /// The same, with this configuration. Errors name the cluster by `name`.

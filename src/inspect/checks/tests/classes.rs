@@ -139,6 +139,19 @@ fn classes_are_checked() {
             ["StorageClass liqo", "csi-resizer", "controller.resizer.enabled"],
         ),
         (
+            "class of snapshots without snapshotter",
+            |it| {
+                let class = json!({"metadata": {"name": "liqo"}, "driver": "storage.liqo.io", "deletionPolicy": "Delete"});
+                it.snapshots.classes = listing([class]);
+            },
+            W,
+            [
+                "VolumeSnapshotClass liqo",
+                "csi-snapshotter",
+                "controller.snapshotter.enabled",
+            ],
+        ),
+        (
             "taken by Liqo",
             |it| class_with(it, |class| class["provisioner"] = "liqo.io/storage".into()),
             E,

@@ -209,6 +209,20 @@ fn the_fabric_is_checked() {
             ["RemoteCluster milan", "offloaded to it: no right.", "clusters"],
         ),
         (
+            "a cluster of another tool that is not ready",
+            |it| {
+                with(it, |it| {
+                    let unmet = json!([{"type": "Ready", "status": "False", "reason": "Unreachable", "message": "no answer",
+                        "lastTransitionTime": LONG_AGO}]);
+                    let mut of_nodes = cluster(&unmet);
+                    of_nodes["spec"] = json!({"nodeSelector": {"matchLabels": {"to": "milan"}}, "kubeconfigSecretRef": {"name": "milan"}});
+                    it.clusters = listing([of_nodes]);
+                });
+            },
+            E,
+            ["RemoteCluster milan", "created there: no answer.", "clusters"],
+        ),
+        (
             "a cluster without a status",
             |it| with(it, |it| it.clusters = listing([cluster(&json!([]))])),
             E,

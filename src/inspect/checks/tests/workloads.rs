@@ -69,6 +69,16 @@ fn nodes_are_checked() {
             ["DaemonSet liqo-csi/liqo-csi-node", "1 of 2", "pods"],
         ),
         (
+            "no plugin ready",
+            |it| {
+                let mut set: Value = serde_json::to_value(it.node_plugins.iter().next().unwrap()).unwrap();
+                set["status"]["numberReady"] = 0.into();
+                it.node_plugins = listing([set]);
+            },
+            E,
+            ["DaemonSet liqo-csi/liqo-csi-node", "0 of 2", "events"],
+        ),
+        (
             "real driver nowhere",
             |it| it.csi_nodes = listing(["one", "two"].map(|name| csi_node(name, &["storage.liqo.io"]))),
             E,
