@@ -16,7 +16,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-const prometheusOperator = "monitoring.coreos.com/v1"
+const prometheusOperator = "monitoring.coreos.com/v1/PodMonitor,monitoring.coreos.com/v1/PrometheusRule"
 
 type prometheusRule struct {
 	Kind     string

@@ -210,11 +210,11 @@ impl Request {
     }
 
     /// The lifetime of the requested token, at most `longest`, which the policy of the remote cluster allows; that of the
-    /// token before, unless another one is requested. Both in seconds.
+    /// token before, as far as it is allowed, unless another one is requested. Both in seconds.
     fn lifetime(&self, longest: u64, before: Option<u64>) -> Outcome<Duration> {
-        let before = before.unwrap_or(longest).min(longest);
         let longest = Duration::from_secs(longest);
-        let wanted = self.lifetime.unwrap_or(Duration::from_secs(before));
+        let before = before.map_or(longest, Duration::from_secs);
+        let wanted = self.lifetime.unwrap_or(before.max(SHORTEST_TOKEN).min(longest));
         if wanted < SHORTEST_TOKEN || wanted > longest {
             return Err(format!(
                 "--token-lifetime: {}s is not between {}s and {}s, the longest that the policy there allows (remoteAccess.tokenSeconds)",
@@ -359,6 +359,7 @@ async fn connect(
     home.declare(request, level, &existing).await?;
     report::made(
         &format!("{}/{}", home.namespace, existing.secret()),
+        &endpoint.server,
         request,
         level,
         &identity,

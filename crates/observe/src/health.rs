@@ -15,7 +15,12 @@ use axum::{
     routing::get,
 };
 use futures::future::BoxFuture;
-use tokio::{net::TcpListener, sync::Mutex, time::Instant};
+use socket2::SockRef;
+use tokio::{
+    net::{TcpListener, TcpSocket},
+    sync::Mutex,
+    time::Instant,
+};
 use tokio_util::sync::CancellationToken;
 
 use super::Metrics;
@@ -105,11 +110,20 @@ impl Health {
 
 /// Listens on this address. `[::]` means all addresses, also those of IPv4, and also without IPv6 in the kernel.
 pub async fn listen(address: SocketAddr) -> io::Result<TcpListener> {
-    match TcpListener::bind(address).await {
-        Err(_) if address.ip() == IpAddr::from(Ipv6Addr::UNSPECIFIED) => {
+    if address.ip() != IpAddr::from(Ipv6Addr::UNSPECIFIED) {
+        return TcpListener::bind(address).await;
+    }
+    let Ok(socket) = TcpSocket::new_v6() else {
+        return TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port())).await;
+    };
+    // Some hosts set `net.ipv6.bindv6only`.
+    SockRef::from(&socket).set_only_v6(false)?;
+    socket.set_reuseaddr(true)?;
+    match socket.bind(address) {
+        Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => {
             TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port())).await
         }
-        other => other,
+        bound => bound.and_then(|()| socket.listen(1024)),
     }
 }
 

@@ -15,7 +15,7 @@ use crate::{
     topology::{CLUSTER_KEY, Node, accessible},
     twin::consumers::{ephemeral_of, uses},
     twin::{is_bound_to, unmountable},
-    volume::{ClaimName, SpecError, can_be_attached, managed_by, mark},
+    volume::{ClaimName, managed_by, mark},
 };
 
 /// Kubernetes' finalizer on every claim.
@@ -99,7 +99,7 @@ pub(super) async fn read(
         ephemeral_of(cluster, claim)
     )?;
     let seen = match volume {
-        Some(volume) => Some(real_volume(cluster, claim, volume).await?),
+        Some(volume) => Some(real_volume(cluster, volume).await?),
         None => None,
     };
     let read = ImportedClaim {
@@ -171,24 +171,15 @@ fn resizing(claim: &PersistentVolumeClaim) -> Option<String> {
         .then(|| "it requests more than its capacity".to_owned())
 }
 
-async fn real_volume(
-    cluster: &Cluster,
-    claim: &PersistentVolumeClaim,
-    volume: &PersistentVolume,
-) -> Result<RealVolume, ApiError> {
+async fn real_volume(cluster: &Cluster, volume: &PersistentVolume) -> Result<RealVolume, ApiError> {
     let name = volume.name_any();
-    let modes = claim.spec.as_ref().and_then(|spec| spec.access_modes.as_ref());
-    let not_attachable = || {
-        let modes = facts::access_modes(modes.into_iter().flatten());
-        (!can_be_attached(&modes)).then(|| SpecError::NotAttachable.to_string())
-    };
     let mode = volume.spec.as_ref().and_then(|spec| spec.volume_mode.as_deref());
     Ok(RealVolume {
         bytes: facts::volume_size(volume).unwrap_or_default(),
         mode: facts::volume_mode(mode),
         deleting: volume.metadata.deletion_timestamp.is_some(),
         is_ours: is_virtual(volume),
-        unmountable: unmountable(volume).or_else(not_attachable),
+        unmountable: unmountable(volume),
         managed: managed_by(volume.labels(), volume.annotations()),
         attached: attached(cluster, &name).await?,
         importing: volume.annotations().contains_key(mark::IMPORT),

@@ -11,14 +11,14 @@ use super::{
     writing::{self, Creation, change, change_volume, delete, old_claim, touch},
 };
 use crate::{
-    cluster::{ApiError, slim::SELECTED_NODE},
+    cluster::{ApiError, facts, slim::SELECTED_NODE},
     observe::crash::Step,
     placement::transfer::{
         ClaimNow, ImportFacts, ImportRefusal, ImportStep, Interruption, Obstacle, Progress, class_for,
         import_step, obstacles,
     },
     twin::reclaim_policy,
-    volume::{ClaimName, ImportRecord, OldClaim, mark},
+    volume::{ClaimName, ImportRecord, OldClaim, SpecError, can_be_attached, mark},
 };
 
 pub struct ImportRequest {
@@ -149,6 +149,13 @@ impl Run<'_> {
         let mut found = obstacles(&claim, real.as_ref(), self.request.force_managed);
         if found == [Obstacle::Twin] || found == [Obstacle::Ours] {
             return Ok(found);
+        }
+        let modes = observed
+            .claim
+            .as_ref()
+            .and_then(|claim| claim.spec.as_ref()?.access_modes.as_ref());
+        if !can_be_attached(&facts::access_modes(modes.into_iter().flatten())) {
+            found.push(Obstacle::Unmountable(SpecError::NotAttachable.to_string()));
         }
         let wanted = self.request.class.as_deref();
         let class = match &observed.record {

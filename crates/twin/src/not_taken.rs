@@ -11,7 +11,7 @@ use crate::{
 pub(super) fn rejected(site: &Site, error: ApiError) -> CreateError {
     match (&error.cause, site.remote_cluster()) {
         // If a remote cluster rejects it, others may accept it.
-        (Cause::Forbidden(message), Some(_)) if !is_temporary(message) => {
+        (Cause::Forbidden(message), Some(_)) if is_denied(message) || !is_temporary(message) => {
             CreateError::Elsewhere(error.to_string())
         }
         (Cause::Invalid(message), Some(_)) if is_denied(message) => CreateError::Elsewhere(error.to_string()),

@@ -27,14 +27,12 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Listens on this address. `[::]` means all addresses, also those of IPv4, and also without IPv6 in the kernel.
 fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     let any = address.ip() == IpAddr::from(Ipv6Addr::UNSPECIFIED);
-    TcpListener::bind(address).or_else(|error| {
-        let any_v4 = (Ipv4Addr::UNSPECIFIED, address.port());
-        if any {
-            TcpListener::bind(any_v4)
-        } else {
-            Err(error)
+    match TcpListener::bind(address) {
+        Err(error) if any && error.kind() != io::ErrorKind::AddrInUse => {
+            TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port()))
         }
-    })
+        bound => bound,
+    }
 }
 
 /// A target that accepts its source.

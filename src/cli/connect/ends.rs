@@ -168,8 +168,13 @@ const OTHER_URL: &str = "--server names the URL by which the pods of the control
 impl Endpoint {
     /// The one before, with the certificate authority of the user's kubeconfig if that has the same address.
     fn chosen(name: &str, entry: &Entry, server: Option<&str>, before: Option<Self>) -> Outcome<Self> {
-        let before = before.filter(|it| server.is_none() && entry.server.as_ref() != Some(&it.server));
-        before.map_or_else(|| Self::of(name, entry, server), Ok)
+        match (server, before) {
+            (None, Some(before)) if entry.server.as_ref() == Some(&before.server) => {
+                Self::of(name, entry, Some(&before.server))
+            }
+            (None, Some(before)) => Ok(before),
+            (server, _) => Self::of(name, entry, server),
+        }
     }
 
     fn of(name: &str, entry: &Entry, server: Option<&str>) -> Outcome<Self> {
@@ -312,6 +317,11 @@ mod tests {
         let (old, new) = ("b2xk".to_owned(), "Y2E=".to_owned());
         assert_eq!(chosen(local, None, before(private)), (private.to_owned(), old));
         let public = "https://192.0.2.1:6443";
+        let by_proxy = json!({"proxy-url": "http://192.0.2.9:3128"});
+        assert_eq!(
+            chosen(by_proxy, None, before(public)),
+            (public.to_owned(), new.clone())
+        );
         for (server, before) in [
             (Some(public), before(private)),
             (None, before(public)),

@@ -105,9 +105,14 @@ impl Existing {
 
     /// How pods reach the cluster by the kubeconfig of an earlier run of this command.
     pub(super) fn endpoint(&self) -> Outcome<Option<Endpoint>> {
-        // The annotation shows later that it is the same cluster.
+        // By its uid it is checked later that it is the same cluster.
+        let known = self
+            .object
+            .as_ref()
+            .and_then(RemoteCluster::cluster_uid)
+            .is_some();
         let secret = self.secret.as_ref();
-        let secret = secret.filter(|it| it.annotations().contains_key(CLUSTER_UID));
+        let secret = secret.filter(|it| known || it.annotations().contains_key(CLUSTER_UID));
         let kubeconfig = secret.and_then(|it| kubeconfig_in(it, &self.reference.key));
         let clusters = kubeconfig.into_iter().flat_map(|it| it.clusters);
         let Some(cluster) = clusters.into_iter().find_map(|it| it.cluster) else {

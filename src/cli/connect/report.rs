@@ -12,7 +12,14 @@ use crate::{
 const FABRIC: &str = "app.kubernetes.io/name=liqo-csi,app.kubernetes.io/component=fabric";
 
 /// The objects that exist now.
-pub(super) fn made(secret: &str, request: &Request, level: Level, identity: &Identity, token: &str) {
+pub(super) fn made(
+    secret: &str,
+    server: &str,
+    request: &Request,
+    level: Level,
+    identity: &Identity,
+    token: &str,
+) {
     let name = &request.name;
     let account = format!("{}/{ACCOUNT}", identity.namespace);
     if request.token_only {
@@ -25,7 +32,7 @@ pub(super) fn made(secret: &str, request: &Request, level: Level, identity: &Ide
     let until = until.map_or_else(String::new, |it| {
         format!(", with a token that is valid until {}", it.strftime("%F %TZ"))
     });
-    println!("Here: Secret {secret}{until}, and RemoteCluster {name}.");
+    println!("Here: Secret {secret} for {server}{until}, and RemoteCluster {name}.");
 }
 
 /// What the identity may do, and which rights the controller lacks.

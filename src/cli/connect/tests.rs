@@ -226,6 +226,15 @@ async fn the_second_run_repairs_and_gives_another_token() {
     );
 }
 
+#[test]
+fn the_lifetime_of_the_token_before_is_kept_as_far_as_it_is_allowed() {
+    let day = Duration::from_hours(24);
+    let lifetime = |before| request().lifetime(day.as_secs(), before).unwrap();
+    assert_eq!(lifetime(None), day);
+    assert_eq!(lifetime(Some(1)), SHORTEST_TOKEN);
+    assert_eq!(lifetime(Some(u64::MAX)), day);
+}
+
 #[tokio::test]
 async fn the_second_run_keeps_address_and_lifetime() {
     let two = Two::new().await;

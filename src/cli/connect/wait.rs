@@ -97,7 +97,8 @@ async fn explain(
     let hint = if lower.contains("certificate") {
         format!(
             "The certificate of {} is for another host, or of another certificate authority than the one in the Secret. \
-             --server names a URL that the certificate is for, and certificate-authority-data in your kubeconfig its authority.",
+             --server names a URL that the certificate is for, or this one, with its authority in your kubeconfig \
+             (certificate-authority-data).",
             endpoint.server
         )
     } else if lower.contains("unauthorized") {

@@ -50,7 +50,7 @@ pub enum Cause {
     Conflict(String),
     /// The caller, which is the driver or the user of a command, lacks a permission, or a quota or admission policy forbids
     /// the call.
-    #[error("{0}; check the caller's role, quotas and admission policies")]
+    #[error("{0}; check the rights of that user, quotas and admission policies")]
     Forbidden(String),
     /// The server refuses this content.
     #[error("{0}")]
