@@ -127,7 +127,7 @@ async fn list(args: Args) -> Outcome {
         Format::Table => {
             print_unknown(&unknown);
             if shown.is_empty() && !are_known {
-                println!("Which remote clusters there are is not known.");
+                println!("It is not known which remote clusters exist.");
             } else if shown.is_empty() {
                 println!("No remote clusters: no RemoteCluster, and neither Liqo nor Kosmos declares any.");
             } else {

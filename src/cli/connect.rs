@@ -81,16 +81,16 @@ pub(super) struct Args {
     /// level minimal may not read].
     #[arg(long)]
     storage_class: Option<String>,
-    /// The URL by which the pods of the controller reach the API server there [default: that which they
-    /// use, or that of the kubeconfig].
+    /// The URL by which the pods of the controller reach the API server there [default: the one that they
+    /// use already, otherwise that of the kubeconfig].
     #[arg(long)]
     server: Option<String>,
     /// Namespace of the identity there [default: that of the kubeconfig which the driver has, or
     /// liqo-csi-remote]. Two home clusters need two.
     #[arg(long)]
     remote_namespace: Option<NamespaceName>,
-    /// For how long a token is valid. The driver renews it after a third of that [default: as before; 720h,
-    /// or with --token-only what the identity there allows].
+    /// For how long a token is valid. The driver renews it after a third of that [default: as before, otherwise 720h
+    /// or, with --token-only, what the identity there allows].
     #[arg(long, value_parser = duration)]
     token_lifetime: Option<Duration>,
     /// Leave the rights there as they are, because Helm or a repository manages them: only create a token.

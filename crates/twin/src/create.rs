@@ -114,8 +114,7 @@ async fn take_step(
     {
         return Err(refused(site, Refusal::Moves));
     }
-    let step = observation.step(site, request).await?;
-    Ok(match step {
+    Ok(match observation.step(site, request).await? {
         CreateStep::Create if adopt::pv_to_adopt(observation.claim.as_ref()).is_some() => {
             let wanted = adopt::pv_to_adopt(observation.claim.as_ref()).unwrap_or_default();
             let wanted = wanted.to_owned();

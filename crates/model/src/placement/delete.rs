@@ -163,7 +163,7 @@ pub enum DeleteRefusal {
     /// It is in use.
     #[error("the volume is still attached to the node {0}")]
     Attached(String),
-    /// Its data would be lost for the copy.
+    /// A clone of it does not have the data yet.
     #[error(
         "{0} is a clone of the volume and does not have the data yet: in another cluster it may be copied only when a pod with the claim \
          is there. If the clone is not needed, delete its claim or, without one, its twin"

@@ -26,7 +26,7 @@ use super::*;
 use crate::{
     cluster::{Cluster, events::Events, testing::FakeApi},
     fleet::Registry,
-    placement::moving::Caller,
+    placement::{Refusal, moving::Caller},
     topology::{CLUSTER_KEY, NODE_KEY},
     volume::{
         Access, AccessMode, Capabilities, Capability, ClaimName, Epoch, Parameters, SizeRange, VolumeId,
@@ -255,4 +255,17 @@ fn request() -> CreateRequest {
         requisite: vec![Segments::of_node(&"home".parse().unwrap(), "n1")],
         preferred: Vec::new(),
     }
+}
+
+/// Checks that the volume is refused because it does not hold a copy of its source.
+#[track_caller]
+fn assert_no_copy(outcome: &Result<ProvisionedVolume, CreateError>) {
+    let refused = matches!(
+        outcome,
+        Err(CreateError::Refused {
+            refusal: Refusal::NoCopy(_),
+            ..
+        })
+    );
+    assert!(refused, "{outcome:?}");
 }

@@ -230,17 +230,7 @@ async fn an_existing_volume_is_not_used_as_a_copy() {
     world.api.change(&path, |volume| {
         volume["metadata"]["creationTimestamp"] = "2020-01-01T00:00:00Z".into();
     });
-    let outcome = world.create().await;
-    assert!(
-        matches!(
-            outcome,
-            Err(CreateError::Refused {
-                refusal: Refusal::NoCopy(_),
-                ..
-            })
-        ),
-        "{outcome:?}"
-    );
+    assert_no_copy(&world.create().await);
     assert!(
         world.twin().is_some(),
         "a twin that was handed over is never withdrawn"
@@ -251,17 +241,7 @@ async fn an_existing_volume_is_not_used_as_a_copy() {
         let annotations = twin["metadata"]["annotations"].as_object_mut().unwrap();
         annotations.remove(mark::HANDED_OVER);
     });
-    let outcome = world.create().await;
-    assert!(
-        matches!(
-            outcome,
-            Err(CreateError::Refused {
-                refusal: Refusal::NoCopy(_),
-                ..
-            })
-        ),
-        "{outcome:?}"
-    );
+    assert_no_copy(&world.create().await);
     assert_eq!(world.twin(), None);
 }
 
@@ -279,17 +259,7 @@ async fn a_volume_of_no_csi_driver_is_not_used_as_a_copy() {
         let annotations = twin["metadata"]["annotations"].as_object_mut().unwrap();
         annotations.remove(mark::HANDED_OVER);
     });
-    let outcome = world.create().await;
-    assert!(
-        matches!(
-            outcome,
-            Err(CreateError::Refused {
-                refusal: Refusal::NoCopy(_),
-                ..
-            })
-        ),
-        "{outcome:?}"
-    );
+    assert_no_copy(&world.create().await);
     assert_eq!(world.twin(), None);
 }
 

@@ -11,7 +11,7 @@ use std::{collections::BTreeMap, time::Duration};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::{A_MOMENT, CLAIM, GIB, TEST_TIMEOUT, UID};
+use super::{A_MOMENT, CLAIM, GIB, TEST_TIMEOUT, UID, assert_no_copy};
 use crate::{
     ChangeError, CreateError, CreateRequest, DeleteError, NoSite, Policy, ProvisionedVolume, TWIN_CLASS,
     TWIN_NAME, TWIN_NAMESPACE, TWIN_VOLUME,
