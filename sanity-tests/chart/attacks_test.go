@@ -46,7 +46,7 @@ func mover(t *testing.T, changes, labels map[string]any) string {
 	spec := map[string]any{}
 	if err := json.Unmarshal([]byte(`{
 		"automountServiceAccountToken": false, "serviceAccountName": "default", "restartPolicy": "Never", "enableServiceLinks": false,
-		"terminationGracePeriodSeconds": 1, "priority": 0, "preemptionPolicy": "PreemptLowerPriority", "schedulerName": "default-scheduler",
+		"nodeSelector": {"kubernetes.io/os": "linux"}, "terminationGracePeriodSeconds": 1, "priority": 0, "preemptionPolicy": "PreemptLowerPriority", "schedulerName": "default-scheduler",
 		"securityContext": {"runAsUser": 0, "runAsGroup": 0, "runAsNonRoot": false, "seccompProfile": {"type": "RuntimeDefault"}},
 		"tolerations": [
 			{"key": "node.kubernetes.io/unschedulable", "operator": "Exists", "effect": "NoSchedule"},

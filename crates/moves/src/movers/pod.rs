@@ -494,6 +494,8 @@ impl HelperSettings {
         let pull = pull.map(|name| LocalObjectReference { name: name.clone() });
         PodSpec {
             restart_policy: Some("Never".to_owned()),
+            // The image is one of Linux. Not as affinity, which is compared with that of running movers.
+            node_selector: Some([("kubernetes.io/os".to_owned(), "linux".to_owned())].into()),
             enable_service_links: Some(false),
             termination_grace_period_seconds: Some(GRACE),
             image_pull_secrets: Some(pull.collect()),

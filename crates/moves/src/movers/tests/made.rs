@@ -74,6 +74,20 @@ async fn movers_get_only_the_capabilities_that_copying_needs() {
     }
 }
 
+#[tokio::test]
+async fn movers_and_relays_run_on_linux() {
+    let world = World::new(Way::Out).await;
+    world.prepare().await;
+    for pod in [world.source_pod(), world.target_pod(), world.pod("move-relay")] {
+        assert_eq!(
+            pod["spec"]["nodeSelector"],
+            json!({"kubernetes.io/os": "linux"}),
+            "{}",
+            pod["metadata"]["name"]
+        );
+    }
+}
+
 /// Container runtimes change the labels of writable volumes, and running pods would lose access to their files.
 #[tokio::test]
 async fn a_source_mover_leaves_the_selinux_labels_of_its_volume() {
