@@ -54,7 +54,7 @@ impl Setup {
         match all.as_slice() {
             [only] => Ok(only.clone()),
             [] => Err(format!(
-                "the driver is not installed in this cluster: no Deployment has the labels {LABELS},{COMPONENT}=controller"
+                "the driver is not installed in this cluster: no Deployment has the labels {LABELS},{COMPONENT}=controller. Install it first"
             )),
             many => Err(format!(
                 "the driver is installed more than once, in {}",

@@ -60,9 +60,10 @@ impl Home {
         let place = place(cluster, None, id).await;
         let namespace = match namespace {
             Some(namespace) => namespace.to_owned(),
-            None => place.setup.namespace().map_err(|why| {
-                format!("{why}. Install it first, or name its namespace by --driver-namespace")
-            })?,
+            None => place
+                .setup
+                .namespace()
+                .map_err(|why| format!("{why}. --driver-namespace names its namespace"))?,
         };
         let id = home_id(&place.cluster, place.id).await;
         Ok(Self {

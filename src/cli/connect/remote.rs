@@ -125,7 +125,7 @@ fn is_of(account: &ServiceAccount, namespace: &NamespaceName, home: &ClusterId) 
 impl Remote {
     /// The uid that identifies the cluster, whatever its address is.
     pub(in crate::cli) async fn uid(&self) -> Outcome<String> {
-        let uid = self.cluster.uid().await?;
+        let uid = self.cluster.uid().await.map_err(explained)?;
         Ok(uid.ok_or_else(|| {
             format!("the remote cluster has no namespace {KUBE_SYSTEM}: is it a Kubernetes cluster?")
         })?)
@@ -381,12 +381,10 @@ impl Remote {
 
     /// Which objects are in a namespace that this command created, if there are any.
     async fn is_used(&self, namespace: &str) -> Outcome<Option<String>> {
-        let pods = self.cluster.within::<Pod>(namespace).list(None).await?;
-        let claims = self
-            .cluster
-            .within::<PersistentVolumeClaim>(namespace)
-            .list(None)
-            .await?;
+        let pods = self.cluster.within::<Pod>(namespace).list(None).await;
+        let pods = pods.map_err(explained)?;
+        let claims = self.cluster.within::<PersistentVolumeClaim>(namespace);
+        let claims = claims.list(None).await.map_err(explained)?;
         Ok((!pods.is_empty() || !claims.is_empty())
             .then(|| format!("{} pods and {} claims are in it", pods.len(), claims.len())))
     }

@@ -104,15 +104,26 @@ impl Cluster {
         call_timeout: Duration,
     ) -> Result<Self, ConnectError> {
         let is_chosen = entry.context.is_some() || entry.cluster.is_some() || entry.user.is_some();
-        let config = match kubeconfig {
-            Some(path) => of_entry(Kubeconfig::read_from(path)?, entry, &path.display().to_string()).await?,
-            None if is_chosen => of_entry(Kubeconfig::read()?, entry, &found()).await?,
-            None => Config::infer().await?,
+        let (file, path) = match kubeconfig {
+            Some(path) => (Some(Kubeconfig::read_from(path)?), path.display().to_string()),
+            None if is_chosen => (Some(Kubeconfig::read()?), found()),
+            None => (None, String::new()),
         };
-        // The host is what users know of their cluster.
-        let host = config.cluster_url.host().map(str::to_owned);
-        let host = host.filter(|host| host.parse::<ClusterId>().is_ok());
-        Self::connect_unwatched_with(config, host.as_deref().unwrap_or(UNKNOWN), call_timeout).await
+        let (config, current) = match file {
+            Some(file) => {
+                let current = file.current_context.clone();
+                (of_entry(file, entry, &path).await?, current)
+            }
+            None => {
+                let found = Kubeconfig::read().ok();
+                (Config::infer().await?, found.and_then(|it| it.current_context))
+            }
+        };
+        // With --cluster, the context is that of another cluster.
+        let context = entry.context.as_ref().or(current.as_ref());
+        let context = context.filter(|_| entry.cluster.is_none());
+        let name = name(context.map(String::as_str), config.cluster_url.host()).to_owned();
+        Self::connect_unwatched_with(config, &name, call_timeout).await
     }
 
     /// The same, with this configuration. Errors name the cluster by `name`.
@@ -309,6 +320,15 @@ async fn of_entry(file: Kubeconfig, entry: &KubeConfigOptions, path: &str) -> Re
     Ok(Config::from_custom_kubeconfig(file, entry).await?)
 }
 
+/// The name of a cluster in errors for users: the context, the host, or the first label of that, whichever can be an id.
+fn name<'a>(context: Option<&'a str>, host: Option<&'a str>) -> &'a str {
+    let label = host.and_then(|host| host.split('.').next());
+    let mut names = [context, host, label].into_iter().flatten();
+    names
+        .find(|name| name.parse::<ClusterId>().is_ok())
+        .unwrap_or(UNKNOWN)
+}
+
 async fn from_file(path: &Path) -> Result<Config, ConnectError> {
     let file = Kubeconfig::read_from(path)?;
     Ok(Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?)
@@ -360,6 +380,25 @@ mod tests {
             refused.starts_with("the API server http://127.0.0.1:1/ does not answer: "),
             "{refused}"
         );
+    }
+
+    #[test]
+    fn errors_name_the_context_or_the_host() {
+        const HOST: &str = "a0b1c2d3e4f5061728394a5b6c7d8e9f.gr7.eu-south-1.eks.amazonaws.com";
+        for (context, host, expected) in [
+            (Some("milan"), Some("192.0.2.1"), "milan"),
+            (Some("admin@milan"), Some("192.0.2.1"), "192.0.2.1"),
+            (
+                Some("arn:aws:eks:eu-south-1:1:cluster/milan"),
+                Some(HOST),
+                "a0b1c2d3e4f5061728394a5b6c7d8e9f",
+            ),
+            (None, Some("milan.example"), "milan.example"),
+            (None, Some("[2001:db8::1]"), UNKNOWN),
+            (None, None, UNKNOWN),
+        ] {
+            assert_eq!(name(context, host), expected, "{context:?}, {host:?}");
+        }
     }
 
     #[tokio::test]
