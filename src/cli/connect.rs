@@ -19,6 +19,7 @@ use std::{
 use clap::ValueEnum;
 use tokio::time::Instant;
 
+use self::home::Existing;
 pub(super) use self::{
     ends::{Home, RemoteArgs},
     home::{namespace_in, other_uid, secret_of},
@@ -266,14 +267,24 @@ pub(super) fn run(args: Args) -> Outcome<ExitCode> {
             args.cluster_id.clone(),
         )
         .await?;
-        let before = match args.server {
-            Some(_) => None,
-            None => home.existing(&request.name).await?.endpoint()?,
-        };
-        let server = args.server.as_deref();
-        let (remote, endpoint) = args.remote.connect(&request.name, server, before).await?;
-        connect(&home, &remote, &endpoint, &request).await
+        by_kubeconfig(&home, &args.remote, args.server.as_deref(), &request).await
     })
+}
+
+/// Connects the cluster of the user's kubeconfig.
+async fn by_kubeconfig(
+    home: &Home,
+    remote: &RemoteArgs,
+    server: Option<&str>,
+    request: &Request,
+) -> Outcome<ExitCode> {
+    let existing = home.existing(&request.name).await?;
+    let before = match server {
+        Some(_) => None,
+        None => existing.endpoint()?,
+    };
+    let (remote, endpoint) = remote.connect(&request.name, server, before).await?;
+    connect(home, &existing, &remote, &endpoint, request).await
 }
 
 /// Prints what would be created. It only reads the id of this cluster, unless the id is given.
@@ -316,13 +327,13 @@ async fn print(args: &Args, request: &Request) -> Outcome<ExitCode> {
 /// Connects the two clusters. Every step can be repeated; a run continues what an earlier one left.
 async fn connect(
     home: &Home,
+    existing: &Existing,
     remote: &Remote,
     endpoint: &ends::Endpoint,
     request: &Request,
 ) -> Outcome<ExitCode> {
-    let existing = home.existing(&request.name).await?;
     let remote_uid = remote.uid().await?;
-    home.is_other_than(&remote_uid, &request.name, &existing).await?;
+    home.is_other_than(&remote_uid, &request.name, existing).await?;
     let fabric = existing.has_fabric(request)?;
     let used = existing.namespace();
     let namespace = match (&request.remote_namespace, &used) {
@@ -354,9 +365,9 @@ async fn connect(
     }
     let token = remote.token(&identity.namespace, lifetime).await?;
     let kubeconfig = endpoint.kubeconfig(&token, &remote.authority(&identity.namespace, endpoint).await?)?;
-    home.write_secret(&request.name, &existing, &kubeconfig, &remote_uid)
+    home.write_secret(&request.name, existing, &kubeconfig, &remote_uid)
         .await?;
-    home.declare(request, level, &existing).await?;
+    home.declare(request, level, existing).await?;
     report::made(
         &format!("{}/{}", home.namespace, existing.secret()),
         &endpoint.server,

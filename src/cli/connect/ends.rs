@@ -27,10 +27,10 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 pub(in crate::cli) struct RemoteArgs {
     /// Your kubeconfig of the other cluster [default: with --remote-context found as kubectl does].
     #[arg(long)]
-    remote_kubeconfig: Option<PathBuf>,
+    pub(super) remote_kubeconfig: Option<PathBuf>,
     /// Its context for the other cluster [default: its current one].
     #[arg(long)]
-    remote_context: Option<String>,
+    pub(super) remote_context: Option<String>,
 }
 
 /// This cluster.

@@ -1,3 +1,5 @@
+mod tokens;
+
 use std::fmt::Write;
 
 use serde_json::{Value, json};
@@ -79,7 +81,19 @@ impl Two {
     async fn connect_as(&self, request: &Request, said: (&str, &str, &str)) -> Outcome<ExitCode> {
         let (home, remote) = self.ends().await;
         let endpoint = endpoint();
-        let connecting = connect(&home, &remote, &endpoint, request);
+        let connecting = async {
+            let existing = home.existing(&request.name).await?;
+            connect(&home, &existing, &remote, &endpoint, request).await
+        };
+        self.while_said(connecting, said).await
+    }
+
+    /// Runs a command while the controller reports this status.
+    async fn while_said(
+        &self,
+        connecting: impl Future<Output = Outcome<ExitCode>>,
+        said: (&str, &str, &str),
+    ) -> Outcome<ExitCode> {
         tokio::pin!(connecting);
         let mut changes = self.home.store().changes();
         loop {
@@ -108,11 +122,16 @@ impl Two {
         self.connect_as(request, ("True", "Usable", "")).await
     }
 
-    fn token(&self) -> String {
+    /// The kubeconfig that the driver has.
+    fn kubeconfig(&self) -> Value {
         let secret = self.home.object(SECRET).unwrap();
         let text: k8s_openapi::ByteString =
             serde_json::from_value(secret["data"]["kubeconfig"].clone()).unwrap();
-        let file: Value = serde_saphyr::from_str(std::str::from_utf8(&text.0).unwrap()).unwrap();
+        serde_saphyr::from_str(std::str::from_utf8(&text.0).unwrap()).unwrap()
+    }
+
+    fn token(&self) -> String {
+        let file = self.kubeconfig();
         file["users"][0]["user"]["token"].as_str().unwrap().to_owned()
     }
 
@@ -226,178 +245,47 @@ async fn the_second_run_repairs_and_gives_another_token() {
     );
 }
 
-#[test]
-fn the_lifetime_of_the_token_before_is_kept_as_far_as_it_is_allowed() {
-    let day = Duration::from_hours(24);
-    let lifetime = |before| request().lifetime(day.as_secs(), before).unwrap();
-    assert_eq!(lifetime(None), day);
-    assert_eq!(lifetime(Some(1)), SHORTEST_TOKEN);
-    assert_eq!(lifetime(Some(u64::MAX)), day);
-}
-
 #[tokio::test]
-async fn the_second_run_keeps_address_and_lifetime() {
+async fn the_second_run_keeps_the_address() {
     let two = Two::new().await;
-    let short = Duration::from_hours(10);
-    let first = Request {
-        lifetime: Some(short),
-        ..request()
-    };
-    two.connect(&first).await.unwrap();
-    let (home, _) = two.ends().await;
-    let existing = home.existing(&request().name).await.unwrap();
-    assert_eq!(existing.endpoint().unwrap(), Some(endpoint()));
     two.connect(&request()).await.unwrap();
-    let token = TokenFacts::read(&two.token()).unwrap();
-    assert_eq!(token.lifetime(), short.as_secs().try_into().ok());
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("kubeconfig");
+    // Pods cannot use its address: it is one of this machine.
+    let file = json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "m",
+        "clusters": [{"name": "m", "cluster": {"server": two.remote.url(), "certificate-authority-data": "Y2E="}}],
+        "users": [{"name": "m", "user": {"token": "mine"}}],
+        "contexts": [{"name": "m", "context": {"cluster": "m", "user": "m"}}],
+    });
+    std::fs::write(&path, file.to_string()).unwrap();
+    let remote = RemoteArgs {
+        remote_kubeconfig: Some(path),
+        remote_context: None,
+    };
+    let (home, _) = two.ends().await;
+    let (token, request, earlier) = (two.token(), request(), two.home.requests().len());
+    let connecting = by_kubeconfig(&home, &remote, None, &request);
+    let outcome = two.while_said(connecting, ("True", "Usable", "")).await;
+    assert_eq!(outcome.unwrap(), ExitCode::SUCCESS);
+    assert_ne!(two.token(), token);
+    let server = &two.kubeconfig()["clusters"][0]["cluster"]["server"];
+    assert_eq!(*server, json!(endpoint().server));
+    let requests = two.home.requests().split_off(earlier);
+    let reads = requests
+        .iter()
+        .filter(|it| **it == format!("GET {SECRET}"))
+        .count();
+    assert_eq!(reads, 1, "{requests:?}");
+
     two.home.change(SECRET, |secret| {
         let text = "apiVersion: v1\nkind: Config\ncurrent-context: r\nclusters: [{name: r, cluster: {server: 'https://192.0.2.1', \
                     proxy-url: 'http://192.0.2.9', certificate-authority-data: Y2E=}}]\nusers: [{name: r, user: {token: a.b.c}}]\n\
                     contexts: [{name: r, context: {cluster: r, user: r}}]\n";
         secret["data"]["kubeconfig"] = json!(k8s_openapi::ByteString(text.into()));
     });
-    let existing = home.existing(&request().name).await.unwrap();
-    let why = existing.endpoint().unwrap_err().to_string();
+    let why = said(by_kubeconfig(&home, &remote, None, &request).await);
     assert!(why.contains("proxy-url") && why.contains("--server"), "{why}");
-}
-
-/// What happened to the Secret of the session after these requests, and when the token was requested.
-fn of_session(two: &Two, after: usize) -> Vec<String> {
-    let mut requests = two.remote.requests().split_off(after);
-    let own = |it: &String| it.contains("/secrets") && !it.ends_with("-token") || it.ends_with("/token");
-    requests.retain(own);
-    requests.iter().map(|it| it.replace(NAMESPACE, "")).collect()
-}
-
-#[tokio::test]
-async fn a_session_begins_when_no_token_of_the_one_before_is_remembered() {
-    let two = Two::new().await;
-    let session = format!("{NAMESPACE}/secrets/{SESSION}");
-    two.connect(&request()).await.unwrap();
-    let (token, before) = (two.token(), two.remote.object(&session).unwrap());
-    two.connect(&request()).await.unwrap();
-    let after = |it: &Value| two.remote.object(&session).unwrap()["metadata"]["uid"] != it["metadata"]["uid"];
-    assert!(!after(&before), "without a reason no token is revoked");
-
-    let revoke = Request {
-        revoke_tokens: true,
-        ..request()
-    };
-    for (is_deleted, request, begins) in [
-        (false, &revoke, "POST /secrets"),
-        (true, &request(), "PATCH /secrets/liqo-csi-session"),
-    ] {
-        let before = two.remote.object(&session).unwrap();
-        if is_deleted {
-            two.remote.remove(&session);
-        }
-        let earlier = two.remote.requests().len();
-        assert_eq!(two.connect(request).await.unwrap(), ExitCode::SUCCESS);
-        assert!(after(&before));
-        assert_ne!(two.token(), token);
-        let requests = of_session(&two, earlier);
-        let looks = requests.iter().filter(|it| it.starts_with("GET ")).count();
-        assert!(looks > 1, "it was not awaited: {requests:?}");
-        let at = |what: &str| requests.iter().position(|it| it == what);
-        assert_eq!(at("DELETE /secrets/liqo-csi-session"), (!is_deleted).then_some(1));
-        assert!(at(begins) >= Some(looks), "{requests:?}");
-        assert!(
-            at("POST /serviceaccounts/liqo-csi-remote/token") > at(begins),
-            "{requests:?}"
-        );
-    }
-}
-
-#[tokio::test]
-async fn tokens_of_the_account_that_never_expire_are_revoked_too() {
-    const ACCOUNTS: [&str; 2] = ["liqo-csi-remote", "another"];
-    let two = Two::new().await;
-    two.connect(&request()).await.unwrap();
-    let path = |name: &str| format!("{NAMESPACE}/secrets/{name}");
-    for account in ACCOUNTS {
-        let secret = json!({
-            "type": "kubernetes.io/service-account-token",
-            "metadata": {"annotations": {"kubernetes.io/service-account.name": account}},
-        });
-        two.remote.put(&path(&format!("{account}-token")), secret);
-    }
-    let left = |two: &Two| ACCOUNTS.map(|it| two.remote.object(&path(&format!("{it}-token"))).is_some());
-    two.connect(&request()).await.unwrap();
-    assert_eq!(left(&two), [true, true]);
-    let revoke = Request {
-        revoke_tokens: true,
-        ..request()
-    };
-    two.connect(&revoke).await.unwrap();
-    assert_eq!(left(&two), [false, true]);
-}
-
-/// What the command then refuses would leave the driver without a token.
-#[tokio::test]
-async fn nothing_is_revoked_if_no_token_could_be_given_afterwards() {
-    const PERMANENT: &str = "liqo-csi-remote-token";
-    let two = Two::new().await;
-    two.connect(&leveled(Level::Full)).await.unwrap();
-    let path = |name: &str| format!("{NAMESPACE}/secrets/{name}");
-    two.remote.put(
-        &path(PERMANENT),
-        json!({
-            "type": "kubernetes.io/service-account-token",
-            "metadata": {"annotations": {"kubernetes.io/service-account.name": "liqo-csi-remote"}},
-        }),
-    );
-    let session = || {
-        two.remote
-            .object(&path(SESSION))
-            .map(|it| it["metadata"]["uid"].clone())
-    };
-    let before = session();
-    let listed = Request {
-        listed: ["missing".parse().unwrap()].into(),
-        revoke_tokens: true,
-        ..leveled(Level::Namespaced)
-    };
-    let why = said(two.connect(&listed).await);
-    assert!(why.contains("no namespace missing"), "{why}");
-    assert_eq!(session(), before);
-
-    two.remote.remove(&path(SESSION));
-    let only = Request {
-        token_only: true,
-        revoke_tokens: true,
-        level: None,
-        ..leveled(Level::Full)
-    };
-    let why = said(two.connect(&only).await);
-    assert!(why.contains("remoteAccess.token=session"), "{why}");
-    assert!(
-        two.remote.object(&path(PERMANENT)).is_some(),
-        "the token that the driver uses is revoked"
-    );
-}
-
-#[tokio::test]
-async fn a_session_recreated_by_others_is_not_used() {
-    let two = Two::new().await;
-    let session = format!("{NAMESPACE}/secrets/{SESSION}");
-    two.connect(&request()).await.unwrap();
-    let revoke = Request {
-        revoke_tokens: true,
-        ..request()
-    };
-    let (token, again) = (two.token(), session.clone());
-    two.remote.before("GET", &session, |_| {});
-    two.remote
-        .before("GET", &session, move |store| drop(store.put(&again, json!({}))));
-    let why = said(two.connect(&revoke).await);
-    assert!(why.contains("GitOps"), "{why}");
-    assert_eq!(two.token(), token);
-
-    two.remote.change(&session, |it| {
-        it["metadata"]["finalizers"] = json!(["example.test/held"]);
-    });
-    let why = said(two.connect(&revoke).await);
-    assert!(why.contains("example.test/held"), "{why}");
 }
 
 #[tokio::test]
@@ -661,84 +549,6 @@ async fn labels_of_an_existing_namespace_are_kept() {
 }
 
 #[tokio::test]
-async fn only_the_token_is_created_if_helm_manages_the_identity() {
-    let two = Two::new().await;
-    let helm = json!({"metadata": {"labels": {"app.kubernetes.io/managed-by": "Helm"}}});
-    let only = Request {
-        token_only: true,
-        ..request()
-    };
-    let why = said(two.connect(&only).await);
-    assert!(why.contains("--token-only"), "{why}");
-    two.remote.put(ACCOUNT, helm.clone());
-    let why = said(two.connect(&only).await);
-    assert!(why.contains("remoteAccess.token=session"), "{why}");
-    two.remote
-        .put(&format!("{NAMESPACE}/secrets/liqo-csi-session"), helm);
-    for revoke_tokens in [false, true] {
-        let only = Request {
-            revoke_tokens,
-            ..only.clone()
-        };
-        assert_eq!(two.connect(&only).await.unwrap(), ExitCode::SUCCESS);
-    }
-    assert_eq!(two.identity(), Vec::<String>::new());
-
-    // A token is useless if the policy of the release does not let the driver renew it.
-    two.remote.change(ACCOUNT, |it| {
-        it["metadata"]["annotations"] = json!({access::TOKEN_SECONDS: "86400", access::LEVEL: "fabric"});
-    });
-    two.connect(&only).await.unwrap();
-    let lifetime = || TokenFacts::read(&two.token()).unwrap().lifetime();
-    assert_eq!(lifetime(), Some(86400));
-    let longer = Request {
-        lifetime: Some(Duration::from_hours(48)),
-        ..only
-    };
-    let why = said(two.connect(&longer).await);
-    assert!(
-        why.contains("86400s") && why.contains("remoteAccess.tokenSeconds"),
-        "{why}"
-    );
-    two.connect(&Request {
-        token_only: false,
-        ..longer.clone()
-    })
-    .await
-    .unwrap_err();
-    assert_eq!(lifetime(), Some(86400));
-}
-
-#[tokio::test]
-async fn with_token_only_namespaces_and_level_are_left_to_their_manager() {
-    let two = Two::new().await;
-    two.remote.put(
-        ACCOUNT,
-        json!({"metadata": {
-            "labels": {"app.kubernetes.io/managed-by": "Helm"}, "annotations": {access::LEVEL: "namespaced"},
-        }}),
-    );
-    two.remote
-        .put(&format!("{NAMESPACE}/secrets/liqo-csi-session"), json!({}));
-    let only = Request {
-        token_only: true,
-        level: None,
-        ..leveled(Level::Namespaced)
-    };
-    assert_eq!(two.connect(&only).await.unwrap(), ExitCode::SUCCESS);
-    let why = said(
-        two.connect(&Request {
-            fabric: true,
-            nodes: BTreeMap::new(),
-            name: "rome".parse().unwrap(),
-            ..only
-        })
-        .await,
-    );
-    assert!(why.contains("remoteAccess.level=fabric"), "{why}");
-}
-
-#[tokio::test]
 async fn an_address_unreachable_for_pods_fails_in_time() {
     let two = Two::new().await;
     let impatient = Request {
@@ -781,6 +591,26 @@ async fn clusters_without_policies_are_too_old() {
     assert!(
         !two.remote.requests().iter().any(granted),
         "no rights without their fence"
+    );
+}
+
+/// The rights in question are those of the user.
+#[tokio::test]
+async fn missing_rights_of_the_user_are_explained() {
+    let two = Two::new().await;
+    two.remote
+        .fault(Fault::new("GET", "/namespaces/kube-system", Act::Refuse(403)));
+    let why = said(two.connect(&request()).await);
+    assert!(why.contains("administrator"), "{why}");
+
+    let two = Two::new().await;
+    two.home
+        .fault(Fault::new("GET", "/deployments", Act::Refuse(403)));
+    let why = Home::of(two.home.cluster_unwatched().await, None, None).await;
+    let why = why.err().unwrap().to_string();
+    assert!(
+        why.contains("--driver-namespace") && !why.to_lowercase().contains("install"),
+        "{why}"
     );
 }
 

@@ -75,9 +75,15 @@ impl FakeApi {
         self.cluster_with(Calls::without_metrics(ANSWER)).await
     }
 
+    /// The URL of this API server.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
     /// Without certificates, or each client would read those of this machine.
     fn config(&self) -> Config {
-        let mut config = Config::new(format!("http://{}", self.address).parse().unwrap());
+        let mut config = Config::new(self.url().parse().unwrap());
         config.root_cert = Some(Vec::new());
         config
     }
