@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 )
 
 // The ports of virtual nodes are ports of the container.
@@ -26,5 +27,34 @@ func TestEachVirtualNodeHasAPort(t *testing.T) {
 	}
 	if !slices.Equal(ports, []int32{9000, 9001, 9002}) {
 		t.Errorf("the ports are %v", ports)
+	}
+}
+
+// Nodes and clusters with IPv6 only have no 0.0.0.0.
+func TestNoContainerListensOnIPv4Only(t *testing.T) {
+	var names []string
+	for _, object := range render(t, everything) {
+		var pod corev1.PodSpec
+		switch one := object.(type) {
+		case *appsv1.Deployment:
+			pod = one.Spec.Template.Spec
+		case *appsv1.DaemonSet:
+			pod = one.Spec.Template.Spec
+		case *corev1.Pod:
+			pod = one.Spec
+		}
+		for _, container := range slices.Concat(pod.InitContainers, pod.Containers) {
+			names = append(names, container.Name)
+			for _, text := range slices.Concat(container.Command, container.Args) {
+				if strings.Contains(text, "0.0.0.0") {
+					t.Errorf("%s has %s", container.Name, text)
+				}
+			}
+		}
+	}
+	for _, name := range []string{"driver", "csi-provisioner", "fabric"} {
+		if !slices.Contains(names, name) {
+			t.Errorf("there is no container %s in %v", name, names)
+		}
 	}
 }

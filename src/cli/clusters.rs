@@ -7,7 +7,7 @@ use kube::ResourceExt;
 
 use super::{
     Outcome,
-    common::{CommonArgs, Format, block_on, print_json, print_unknown},
+    common::{CommonArgs, Format, Place, block_on, print_json, print_unknown},
     table::Table,
 };
 use crate::{
@@ -96,13 +96,32 @@ pub(super) fn run(args: Args) -> Outcome {
     block_on(list(args))
 }
 
+/// What the command prints.
+struct Report {
+    clusters: Vec<ClusterEntry>,
+    /// Whether there may be no other cluster.
+    is_complete: bool,
+    unknown: Vec<String>,
+}
+
 async fn list(args: Args) -> Outcome {
-    let place = args.common.find().await?;
+    let report = read(args.common.find().await?).await;
+    match args.common.output {
+        Format::Json => print_json("clusters", &report.clusters, &report.unknown)?,
+        Format::Table => {
+            print_unknown(&report.unknown);
+            print!("{}", text(&report));
+        }
+    }
+    Ok(())
+}
+
+async fn read(place: Place) -> Report {
     let objects = place.cluster.all::<RemoteCluster>().list(None).await;
     let storage = Storage::read(&place.cluster, &Scope::All, &place.storage_namespace, place.id).await;
     let home = storage.home.as_ref().map(ToString::to_string);
     let mut unknown = storage.unknown();
-    let are_known = objects.is_ok();
+    let is_complete = objects.is_ok();
     let objects = objects.unwrap_or_else(|error| {
         unknown.push(format!("which clusters are declared: {error}"));
         Vec::new()
@@ -118,24 +137,25 @@ async fn list(args: Args) -> Outcome {
         }
         Vec::new()
     });
-    let mut shown = all(objects, &rows(&storage, &Scope::All), home.as_deref());
-    for cluster in &mut shown {
+    let mut clusters = all(objects, &rows(&storage, &Scope::All), home.as_deref());
+    for cluster in &mut clusters {
         cluster.namespaces = offloaded(&offloadings, &cluster.id);
     }
-    match args.common.output {
-        Format::Json => print_json("clusters", &shown, &unknown)?,
-        Format::Table => {
-            print_unknown(&unknown);
-            if shown.is_empty() && !are_known {
-                println!("It is not known which remote clusters exist.");
-            } else if shown.is_empty() {
-                println!("No remote clusters: no RemoteCluster, and neither Liqo nor Kosmos declares any.");
-            } else {
-                print!("{}", table(&shown));
-            }
-        }
+    Report {
+        clusters,
+        is_complete,
+        unknown,
     }
-    Ok(())
+}
+
+fn text(report: &Report) -> String {
+    if !report.clusters.is_empty() {
+        table(&report.clusters)
+    } else if report.is_complete {
+        "No remote clusters: no RemoteCluster, and neither Liqo nor Kosmos declares any.\n".to_owned()
+    } else {
+        "It is not known which remote clusters exist.\n".to_owned()
+    }
 }
 
 /// All clusters, also those that are not declared and have volumes.
@@ -290,7 +310,11 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::inspect::{Name, State};
+    use crate::{
+        cli::common::place,
+        cluster::testing::{Act, FakeApi, Fault},
+        inspect::{Name, State},
+    };
 
     fn object(status: &serde_json::Value) -> RemoteCluster {
         serde_json::from_value(json!({
@@ -367,6 +391,27 @@ rome    -        Undeclared    -         -            -       0            1    
         let shown = table(&shown);
         assert!(shown.starts_with(expected), "{shown}");
         assert!(shown.contains("  └ this cluster is not declared"), "{shown}");
+    }
+
+    #[tokio::test]
+    async fn clusters_that_the_user_may_not_read_may_exist() {
+        let api = FakeApi::start().await;
+        let report =
+            async || read(place(api.cluster_unwatched().await, None, "home".parse().ok()).await).await;
+        let empty = report().await;
+        assert!(
+            empty.is_complete && empty.unknown.is_empty(),
+            "{:?}",
+            empty.unknown
+        );
+        api.fault(Fault::new("GET", "/remoteclusters", Act::Refuse(403)));
+        let refused = report().await;
+        assert_ne!(text(&refused), text(&empty));
+        let [why] = refused.unknown.as_slice() else {
+            panic!("{:?}", refused.unknown);
+        };
+        // The command has the rights of its user.
+        assert!(why.contains("rights") && !why.contains("driver"), "{why}");
     }
 
     #[test]

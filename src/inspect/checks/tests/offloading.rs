@@ -223,6 +223,20 @@ fn the_fabric_is_checked() {
             ["RemoteCluster milan", "created there: no answer.", "clusters"],
         ),
         (
+            "a cluster that Liqo declares and that is not ready",
+            |it| {
+                with(it, |it| {
+                    let unmet = json!([{"type": "Ready", "status": "False", "reason": "Unreachable", "message": "no answer",
+                        "lastTransitionTime": LONG_AGO}]);
+                    let mut declared = cluster(&unmet);
+                    declared["spec"] = json!({"discoveredFrom": {"fabric": "Liqo"}});
+                    it.clusters = listing([declared]);
+                });
+            },
+            W,
+            ["RemoteCluster milan", "created there: no answer.", "clusters"],
+        ),
+        (
             "a cluster without a status",
             |it| with(it, |it| it.clusters = listing([cluster(&json!([]))])),
             E,
