@@ -67,10 +67,11 @@ pub enum DirectError {
     #[error(transparent)]
     Mount(#[from] MountError),
     /// `mount.nfs` failed.
-    #[error("mounting {export} at {path}: {cause}")]
+    #[error("mounting {export}{} at {path}: {cause}", mounts::named(.options))]
     Nfs {
         /// Server and path.
         export: String,
+        options: Vec<String>,
         path: String,
         /// The output of the program.
         cause: String,
@@ -237,6 +238,7 @@ fn stage_nfs(export: &str, staging: &Path, options: &[String], read_only: bool) 
     }
     format::run(&mut command).map_err(|cause| DirectError::Nfs {
         export: export.to_owned(),
+        options,
         path: staging.display().to_string(),
         cause,
     })

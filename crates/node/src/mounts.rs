@@ -164,7 +164,8 @@ pub fn mount_device(
         };
     }
     let (flags, data) = flags_of(options);
-    let action = format!("mounting {} as {fs_type} at", device.display());
+    // The kernel only says that something is invalid.
+    let action = format!("mounting {} as {fs_type}{} at", device.display(), named(options));
     call(&action, &target, || {
         mount(Some(device), &target, Some(fs_type), flags, Some(data.as_str()))
     })
@@ -263,6 +264,15 @@ fn flags_of(options: &[String]) -> (MsFlags, String) {
     (flags, rest.join(","))
 }
 
+/// The options in an error.
+#[must_use]
+pub fn named(options: &[String]) -> String {
+    match options {
+        [] => String::new(),
+        some => format!(" with the options {}", some.join(",")),
+    }
+}
+
 fn with_read_only(flags: MsFlags, read_only: bool) -> MsFlags {
     if read_only {
         flags | MsFlags::MS_RDONLY
@@ -330,6 +340,15 @@ mod tests {
         let (flags, rest) = flags_of(&options);
         assert_eq!(flags, MsFlags::MS_RDONLY | MsFlags::MS_NOATIME);
         assert_eq!(rest, "discard,data=ordered");
+    }
+
+    #[test]
+    fn an_error_names_the_options() {
+        let folder = tempfile::tempdir().unwrap();
+        let options = ["noatime", "data=none"].map(str::to_owned);
+        let mounted = mount_device(&folder.path().join("absent"), folder.path(), "ext4", &options);
+        let why = mounted.unwrap_err().to_string();
+        assert!(why.contains("noatime,data=none"), "{why}");
     }
 
     #[test]

@@ -31,6 +31,7 @@ use mover::{
     throttle::Throttle,
     verify::{Scope, Verification},
 };
+use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_send_buffer_size};
 
 pub(crate) const UID: &str = "0b5c2e9a-7d1f-4a54-9a0e-2f3f3f1f0c11";
 /// Long enough for a busy machine.
@@ -125,7 +126,17 @@ pub(crate) fn free() -> SocketAddr {
 
 /// The target's end of the connection, and its address.
 pub(crate) fn acceptor() -> (Acceptor, SocketAddr) {
+    acceptor_on(TcpListener::bind("127.0.0.1:0").unwrap())
+}
+
+/// The same, with buffers of this size for what arrives.
+pub(crate) fn small_acceptor(buffer: usize) -> (Acceptor, SocketAddr) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    set_socket_recv_buffer_size(&listener, buffer).unwrap();
+    acceptor_on(listener)
+}
+
+fn acceptor_on(listener: TcpListener) -> (Acceptor, SocketAddr) {
     let address = listener.local_addr().unwrap();
     (Acceptor::new(listener, &id(), &identities().1).unwrap(), address)
 }
@@ -395,6 +406,9 @@ struct RelayState {
 }
 
 impl Relay {
+    /// The size of its buffers towards the target. The kernel doubles it.
+    pub(crate) const BUFFER: usize = 64 << 10;
+
     pub(crate) fn to(address: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let relay = Self {
@@ -407,6 +421,7 @@ impl Relay {
                 let Ok(onward) = TcpStream::connect(address) else {
                     continue;
                 };
+                set_socket_send_buffer_size(&onward, Self::BUFFER).unwrap();
                 let copies = [(&socket, &onward, true), (&onward, &socket, false)];
                 for (from, to, counted) in copies {
                     let (from, to) = (from.try_clone().unwrap(), to.try_clone().unwrap());

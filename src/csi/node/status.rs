@@ -249,8 +249,12 @@ mod tests {
         let wrong = DirectError::WrongKind { path, wanted };
         let (path, error) = (text(), io());
         let host = DirectError::Host { path, error };
-        let (export, path, cause) = (text(), text(), text());
-        let nfs = DirectError::Nfs { export, path, cause };
+        let nfs = DirectError::Nfs {
+            export: text(),
+            options: Vec::new(),
+            path: text(),
+            cause: text(),
+        };
         let (device, error) = (at(), io());
         let inconclusive = FormatError::Inconclusive { device, error };
         let (device, fs_type) = (at(), text());

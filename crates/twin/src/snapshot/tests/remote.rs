@@ -86,6 +86,17 @@ impl Remote {
         world
     }
 
+    /// Records the uid of the cluster at home.
+    fn record_uid(&self, uid: &str) {
+        self.here.put(
+            "/apis/storage.liqo.io/v1alpha1/remoteclusters/milan",
+            json!({
+                "spec": {"kubeconfigSecretRef": {"name": "milan"}, "nodeSelector": {"matchLabels": {"to": "milan"}}},
+                "status": {"virtualNode": {"clusterUid": uid}},
+            }),
+        );
+    }
+
     fn id(&self) -> SnapshotId {
         SnapshotId::new(
             "milan".parse().unwrap(),
@@ -139,13 +150,7 @@ async fn a_remote_snapshot_is_next_to_its_volume_and_found_by_its_id() {
 #[tokio::test]
 async fn a_snapshot_missing_in_a_replaced_cluster_does_not_count_as_deleted() {
     let world = Remote::new().await;
-    world.here.put(
-        "/apis/storage.liqo.io/v1alpha1/remoteclusters/milan",
-        json!({
-            "spec": {"kubeconfigSecretRef": {"name": "milan"}, "nodeSelector": {"matchLabels": {"to": "milan"}}},
-            "status": {"virtualNode": {"clusterUid": "before"}},
-        }),
-    );
+    world.record_uid("before");
     let registry = world.registry().await;
     let events = Events::new(world.home.client().clone());
     for (uid, is_other) in [("after", true), ("before", false)] {
@@ -228,13 +233,33 @@ async fn a_namespace_too_long_for_the_id_is_found() {
             .is_some()
     );
 
+    // Without a list, if it is offloaded now.
+    let declared = Declared {
+        namespaces: Namespaces {
+            mapping: [("shop".to_owned(), Mapped::To(long.clone()))].into(),
+            same_name: false,
+        },
+        ..Declared::plain("milan")
+    };
+    let lists = world.there.requests().len();
+    let named = Registry::fixed([(declared, Link::up(&world.there, world.rights).await)]);
+    let found = find_snapshot(&world.home, &named, &place(&long)).await;
+    assert!(found.unwrap().is_some());
+    let everywhere = format!("GET {KINDS}/volumesnapshots");
+    let requests = world.there.requests().split_off(lists);
+    assert!(!requests.contains(&everywhere), "{requests:?}");
+
+    let is_unknown = async |world: &Remote, namespace: &str| {
+        let found = find_snapshot(&world.home, &world.registry().await, &place(namespace)).await;
+        matches!(found, Err(SnapshotReadError::Site(SnapshotSiteError::Unknown(_))))
+    };
     let mut blind = Remote::new().await;
     blind.rights = Rights::default();
-    let unknown = find_snapshot(&blind.home, &blind.registry().await, &place(&long)).await;
-    assert!(matches!(
-        unknown,
-        Err(SnapshotReadError::Site(SnapshotSiteError::Unknown(_)))
-    ));
+    assert!(is_unknown(&blind, &long).await, "not all namespaces were read");
+    let system = json!({"metadata": {"uid": "after"}});
+    world.there.put("/api/v1/namespaces/kube-system", system);
+    world.record_uid("before");
+    assert!(is_unknown(&world, &"m".repeat(63)).await, "it is another cluster");
 }
 
 /// Its claim was deleted before the snapshot was taken, for example with its namespace.

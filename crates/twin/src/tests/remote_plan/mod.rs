@@ -20,13 +20,16 @@ use crate::{
         events::Events,
         testing::{Act, FakeApi, Fault},
     },
-    create, delete, expand,
+    create, delete,
+    errors::FindError,
+    expand,
     fleet::{Link, Registry},
     placement::{ClassMap, Declared, Mapped, Namespaces, Refusal},
+    site::find_existing,
     topology::{CLUSTER_KEY, Segments},
     volume::{
-        Access, AccessMode, BindingPolicy, Capabilities, Capability, Foreign, Refused, SizeRange, VolumeId,
-        VolumeName, digest, mark,
+        Access, AccessMode, BindingPolicy, Capabilities, Capability, Epoch, Foreign, Refused, SizeRange,
+        VolumeId, VolumeName, digest, mark,
     },
 };
 
@@ -429,6 +432,50 @@ async fn the_twin_that_no_pv_records_is_found_for_a_change() {
             "{refused:?}"
         );
     }
+}
+
+/// The same; during a move, a volume has a twin of each epoch.
+#[tokio::test]
+async fn a_twin_that_no_pv_records_is_found_by_its_epoch() {
+    const MOVED: &str = "/api/v1/namespaces/shop-home/persistentvolumeclaims/a-data";
+    let mut world = World::new().await;
+    world.create().await.unwrap();
+    let mut moved = world.twin().unwrap();
+    moved["metadata"]["annotations"][mark::EPOCH] = "1".into();
+    world.there.put(MOVED, moved);
+    let never_moved = VolumeId::never_moved("milan".parse().unwrap(), world.request.volume.clone());
+    let moved = VolumeId {
+        epoch: Epoch::NEVER_MOVED.next().unwrap(),
+        ..never_moved.clone()
+    };
+    for all_claims in [true, false] {
+        world.rights.all_claims = all_claims;
+        let registry = world.registry().await;
+        for (id, name) in [(&never_moved, "data"), (&moved, "a-data")] {
+            let site = find_existing(&world.home, &registry, id).await.unwrap().unwrap();
+            assert_eq!((site.namespace(), site.name()), ("shop-home", name));
+        }
+    }
+
+    world.there.remove(MOVED);
+    let unknown = async |world: &World| {
+        let found = find_existing(&world.home, &world.registry().await, &moved).await;
+        matches!(found, Err(FindError::NoRecord(_)))
+    };
+    assert!(unknown(&world).await, "not all namespaces were read");
+    world.rights.all_claims = true;
+    let found = find_existing(&world.home, &world.registry().await, &moved).await;
+    assert!(found.unwrap().is_none());
+    world.home_api.put(
+        "/apis/storage.liqo.io/v1alpha1/remoteclusters/milan",
+        json!({
+            "spec": {"kubeconfigSecretRef": {"name": "milan"}, "fabric": {}},
+            "status": {"virtualNode": {"clusterUid": "before"}},
+        }),
+    );
+    let system = json!({"metadata": {"uid": "after"}});
+    world.there.put("/api/v1/namespaces/kube-system", system);
+    assert!(unknown(&world).await, "it is another cluster");
 }
 
 #[tokio::test]
