@@ -215,7 +215,7 @@ impl Reason {
         }
     }
 
-    /// The exit code of a program for this reason; 2 is that of an invalid command line.
+    /// The exit code of a program for this reason.
     #[must_use]
     pub fn exit_code(self) -> u8 {
         match self {

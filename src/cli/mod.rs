@@ -81,13 +81,20 @@ enum Command {
     CrashPoints,
 }
 
+/// The exit code after wrong usage, as in sysexits.h. That of clap, 2, says that a command refuses.
+const USAGE: u8 = 64;
+
 /// Runs the command of the command line.
 #[must_use]
 pub fn run() -> ExitCode {
     // Dependencies could compile in two TLS providers; this program uses ring. An error only means
     // that a provider is installed already.
     let _installed = rustls::crypto::ring::default_provider().install_default();
-    let outcome = match Cli::parse().command {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return explain(&error),
+    };
+    let outcome = match cli.command {
         Command::Controller(args) => controller::run(args).map(success),
         Command::Node(args) => node::run(args).map(success),
         Command::Volumes(args) => volumes::run(args).map(success),
@@ -120,6 +127,17 @@ pub fn run() -> ExitCode {
             eprintln!("liqo-csi: {error}");
             ExitCode::FAILURE
         }
+    }
+}
+
+/// Prints what clap answers itself: help, the version, or what is wrong.
+fn explain(error: &clap::Error) -> ExitCode {
+    // Without the stream nobody reads it.
+    let _printed = error.print();
+    if error.use_stderr() {
+        ExitCode::from(USAGE)
+    } else {
+        ExitCode::SUCCESS
     }
 }
 

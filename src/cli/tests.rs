@@ -1,11 +1,11 @@
 //! The command line as a whole: its consistency, the examples in the help texts, and the commands on the
 //! pages that new users read first.
 
-use std::path::Path;
+use std::{path::Path, process::ExitCode};
 
 use clap::{Command, CommandFactory, Parser};
 
-use super::Cli;
+use super::{Cli, USAGE, explain};
 
 /// The processes of the driver, which no user starts, and what only test builds have.
 const NOT_FOR_USERS: [&str; 6] = ["controller", "node", "fabric", "relay", "mover", "crash-points"];
@@ -13,6 +13,23 @@ const NOT_FOR_USERS: [&str; 6] = ["controller", "node", "fabric", "relay", "move
 #[test]
 fn the_command_line_is_consistent() {
     Cli::command().debug_assert();
+}
+
+/// Scripts distinguish it from a refusal.
+#[test]
+fn wrong_usage_has_an_exit_code_of_its_own() {
+    for (line, code) in [
+        (&["liqo-csi", "disconnect"][..], ExitCode::from(USAGE)),
+        (
+            &["liqo-csi", "move", "volume", "--no-such"],
+            ExitCode::from(USAGE),
+        ),
+        (&["liqo-csi", "--version"], ExitCode::SUCCESS),
+        (&["liqo-csi", "move", "--help"], ExitCode::SUCCESS),
+    ] {
+        let error = Cli::try_parse_from(line).err().unwrap();
+        assert_eq!(explain(&error), code, "{line:?}");
+    }
 }
 
 #[test]

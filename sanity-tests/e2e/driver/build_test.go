@@ -15,7 +15,7 @@ import (
 )
 
 // unknownCommand is the exit code for an unknown command.
-const unknownCommand = 2
+const unknownCommand = 64
 
 // Tests crash development builds at crash points. A release has none.
 func TestOnlyDevelopmentBuildsHaveCrashPoints(t *testing.T) {
