@@ -162,6 +162,11 @@ pub enum GateError {
     Unbound { twin: String, cluster: String },
     #[error("the new twin {twin}: {error}")]
     Nowhere { twin: String, error: AffinityError },
+    #[error(
+        "the source is not deleted: {0} is a clone of it and does not have the data yet. In another cluster it may be copied only \
+         when a pod with the claim is there. If the clone is not needed, delete its claim or, without one, its twin"
+    )]
+    ToBeCopied(String),
     /// Another claim has the name of a twin.
     #[error(
         "the claim {twin} in the cluster {cluster} has the name that the twin of this move needs: delete it; the data is safe, and \

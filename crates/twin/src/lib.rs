@@ -62,7 +62,7 @@ pub use self::{
     claim_copy::{clean_claim, is_copy, remove_copy},
     claimed::second_pvs,
     create::{EXISTING_VOLUME, create, last_warning},
-    delete::delete,
+    delete::{copy_to_come, delete},
     errors::{ChangeError, CreateError, DeleteError, NoSite, PublishError, UnpublishError},
     expand::{Expanded, expand, finish_expansion, grown},
     finalizer::{add_finalizer, has_finalizer, remove_finalizer},

@@ -13,7 +13,7 @@ use super::{
 use crate::{
     observe::crash::{self, Step},
     placement::moving::{AsRead, Side},
-    twin::{Site, has_finalizer, restore_reclaim_policy, retain, withdraw::release_reserved},
+    twin::{Site, copy_to_come, has_finalizer, restore_reclaim_policy, retain, withdraw::release_reserved},
     volume::{
         ReclaimPolicy,
         mark::{self, TWIN_FINALIZER},
@@ -98,6 +98,11 @@ impl MovedVolume {
         let Some((site, twin)) = self.exact_twin(Side::Source, at).await? else {
             return self.release_source_without_twin(at, policy).await;
         };
+        if twin.object.metadata.deletion_timestamp.is_none()
+            && let Some(copy) = copy_to_come(site).await?
+        {
+            return Err(GateError::ToBeCopied(copy));
+        }
         let settled = self.settle(site, &twin.object, policy, Step::MoveRetainSource);
         if settled.await? == Applied::ChangedMeanwhile {
             return Ok(Applied::ChangedMeanwhile);

@@ -1,7 +1,12 @@
 //! The twins are marked, handed over and deleted.
 
+use std::time::Duration;
+
 use super::*;
-use crate::cluster::testing::{Act, Fault};
+use crate::{
+    cluster::testing::{Act, Fault},
+    twin::copy_to_come,
+};
 
 fn source_version(world: &World) -> AsRead {
     as_read(&world.api.object(&source_path()).unwrap())
@@ -297,6 +302,41 @@ async fn a_source_is_released_by_the_policy_of_its_user() {
     assert_eq!(world.moved.apply(&step).await.unwrap(), Applied::Done);
     assert_eq!(world.api.object(&source_path()), None);
     assert_eq!(policy_of(&world.api, "real-1"), "Delete");
+}
+
+/// From a deleted source a clone would never get its data.
+#[tokio::test]
+async fn a_source_with_a_clone_that_has_no_data_yet_is_not_released() {
+    let world = World::new().await;
+    let mut clone = world.api.object(&source_path()).unwrap();
+    clone["metadata"]["annotations"][mark::CLAIM_NAME] = "copy".into();
+    clone["metadata"]["uid"] = "copy".into();
+    clone["spec"] = json!({"dataSource": {"kind": "PersistentVolumeClaim", "name": UID}});
+    let at = "/api/v1/namespaces/liqo-storage/persistentvolumeclaims/copy";
+    world.api.put(at, clone);
+    let release = |world: &World| ClaimStep::ReleaseSource {
+        source: source_version(world),
+        policy: ReclaimPolicy::Delete,
+    };
+    let site = world.moved.site(Side::Source).unwrap();
+    while copy_to_come(site).await.unwrap().is_none() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let released = world.moved.apply(&release(&world)).await;
+    let is_kept = |error: &GateError| {
+        error
+            .to_string()
+            .contains("the claim shop/copy, the twin liqo-storage/copy")
+    };
+    assert!(released.as_ref().is_err_and(is_kept), "{released:?}");
+    assert!(world.api.object(&source_path()).is_some());
+    world
+        .api
+        .change(at, |clone| clone["spec"]["volumeName"] = "copied".into());
+    while world.moved.apply(&release(&world)).await.is_err() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert_eq!(world.api.object(&source_path()), None);
 }
 
 /// A late leader finds no source, and must not delete anything else.
