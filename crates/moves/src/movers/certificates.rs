@@ -15,6 +15,8 @@ use crate::placement::moving::Side;
 
 /// After this age new ones are issued, for new pods, before the old ones expire.
 const RENEWAL: Duration = Duration::from_hours(20);
+/// The same while users cannot use the volume: the last pass or the comparison would start again with new pods.
+const RENEWAL_WHILE_GATED: Duration = Duration::from_hours(23);
 
 const AUTHORITY: &str = "authority.pem";
 const CERTIFICATE: &str = "certificate.pem";
@@ -55,10 +57,11 @@ fn files(identity: Identity) -> [(&'static str, String); 3] {
 }
 
 /// Whether new certificates must be issued.
-pub(super) fn is_old(issued: &Secret, now: Timestamp) -> bool {
+pub(super) fn is_old(issued: &Secret, is_gated: bool, now: Timestamp) -> bool {
+    let renewal = if is_gated { RENEWAL_WHILE_GATED } else { RENEWAL };
     let since = issued.metadata.creation_timestamp.as_ref();
     let age = since.and_then(|since| Duration::try_from(now.duration_since(since.0)).ok());
-    age.is_some_and(|age| age >= RENEWAL)
+    age.is_some_and(|age| age >= renewal)
 }
 
 /// The Secret of the mover of one side.

@@ -27,7 +27,7 @@ use crate::{
         consumers::{health, pods},
         reading::phase,
     },
-    volume::{AccessMode, mark},
+    volume::{AccessMode, mark, moving::is_gated},
 };
 
 /// How long to wait before a mover that exited is replaced: it may exit again for the same reason.
@@ -65,6 +65,8 @@ pub(super) struct MoverSide<'a> {
     pub(super) nodes: Vec<String>,
     /// The node where the source was read last, if the mover may run on any node.
     pub(super) before: Option<PreviousNode>,
+    /// Whether a move has gated the volume.
+    pub(super) is_gated: bool,
     /// The size in bytes of a volume of mode Block.
     pub(super) device: Option<u64>,
     /// Whether the driver of a remote source cannot mount it read-only. Only read while there is no mover.
@@ -132,6 +134,7 @@ impl<'a> MoverSide<'a> {
             certificates: None,
             nodes: Vec::new(),
             before: None,
+            is_gated: outer.is_some_and(|outer| is_gated(outer.annotations())),
             device: outer.and_then(volume::device),
             is_never_read_only: false,
             level: None,
@@ -382,7 +385,8 @@ impl<'a> MoverSide<'a> {
             Side::Target => self.certificates.clone(),
             Side::Source => self.issued().await?,
         };
-        let Some(issued) = issued.filter(|issued| !certificates::is_old(issued, Timestamp::now())) else {
+        let is_usable = |issued: &Secret| !certificates::is_old(issued, self.is_gated, Timestamp::now());
+        let Some(issued) = issued.filter(is_usable) else {
             return Ok(Live::Known(Helpers::Incomplete));
         };
         if self.is_home && self.has_earlier_claim() {

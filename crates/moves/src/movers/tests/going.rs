@@ -395,6 +395,23 @@ async fn old_certificates_are_replaced_for_new_pods() {
         let then = jiff::Timestamp::now() - std::time::Duration::from_hours(21);
         secret["metadata"]["creationTimestamp"] = then.strftime("%FT%TZ").to_string().into();
     });
+    // While users wait, the movers are not replaced.
+    let volume = format!("{VOLUMES}/{}", name());
+    let gate = |note: Value| {
+        let gated = |volume: &mut Value| volume["metadata"]["annotations"][mark::GATE] = note.clone();
+        assert!(world.api.change(&volume, gated));
+    };
+    let gated = VolumeMark::Gated(GateNote {
+        by: MOVE.parse().unwrap(),
+        gate: GateNumber::FIRST,
+        policy: crate::volume::ReclaimPolicy::Delete,
+        claim_uid: UID.into(),
+    });
+    gate(gated.to_annotation().unwrap().into());
+    world.prepare().await;
+    assert_eq!([world.source_pod(), world.target_pod()], pods);
+    assert_eq!(world.api.object(&at).unwrap()["data"], issued[0]["data"]);
+    gate(Value::Null);
     assert_eq!(
         world.look(&PREPARING).await.source,
         Live::Known(Helpers::Incomplete)

@@ -29,7 +29,7 @@ use crate::{
     twin::{Site, TWIN_CLASS},
     volume::{
         ClaimMark, Epoch, Marks, VolumeId, mark,
-        moving::{GateNumber, MovedClaim, TargetMark},
+        moving::{GateNote, GateNumber, MovedClaim, TargetMark, VolumeMark},
     },
 };
 
