@@ -123,6 +123,7 @@ func TestControllerMayServeRemoteClusters(t *testing.T) {
 		"get,list,watch,patch volumemoves.storage.liqo.io -n anywhere",
 		"patch volumemoves.storage.liqo.io:status -n anywhere",
 		"create pods:eviction -n anywhere",
+		"list poddisruptionbudgets.policy -n anywhere",
 		"list statefulsets.apps -n anywhere",
 		"create,delete pods -n "+Namespace,
 		"create,delete persistentvolumeclaims -n "+Namespace,

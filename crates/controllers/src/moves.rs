@@ -3,7 +3,7 @@
 //! whose users wait. Between two rounds no state is kept but when to run the next one: a new leader
 //! continues from the same objects.
 //!
-//! `preflight` finds what blocks a move, `status` writes its status, `leftovers` cleans up after moves
+//! `preflight` finds what blocks a move, `reachable` what blocks it once the new volumes exist, `status` writes its status, `leftovers` cleans up after moves
 //! whose `VolumeMove` was deleted. The movers, and the twins to which they write, are in the crate
 //! `moves`.
 
@@ -14,6 +14,7 @@ mod leftovers;
 mod metrics;
 mod preflight;
 mod progress;
+mod reachable;
 mod status;
 #[cfg(test)]
 mod tests;

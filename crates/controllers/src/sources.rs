@@ -33,7 +33,7 @@ use crate::{
         view::{Changed, Feed},
     },
     observe::crash::{self, Step},
-    placement::{BindingMode, Class, Consumer, NodeSelection, Taint, select_node_for_copy},
+    placement::{BindingMode, Class, Consumer, NodeSelection, select_node_for_copy},
     rounds::Rounds,
     topology::{Node, NodeSelector},
     volume::{ClaimMark, DRIVER_NAME, mark},
@@ -183,7 +183,7 @@ impl<'a> Sources<'a> {
             let Some(found) = self.home.all::<KubeNode>().get(&name).await? else {
                 continue;
             };
-            let taints = taints(&found);
+            let taints = facts::taints(&found);
             let node = facts::node(found.metadata, &[]);
             if let Some(constraint) = constraints.iter().find(|constraint| !constraint.admits(&node)) {
                 why = format!("its claim {} is elsewhere", constraint.claim);
@@ -319,19 +319,6 @@ impl NodeConstraint {
             AllowedNodes::Admitted(selector) => selector.admits(node),
         }
     }
-}
-
-fn taints(node: &KubeNode) -> Vec<Taint> {
-    let Some(spec) = &node.spec else {
-        return Vec::new();
-    };
-    let own = spec.taints.iter().flatten().map(|taint| Taint {
-        key: taint.key.clone(),
-        value: taint.value.clone().unwrap_or_default(),
-        effect: taint.effect.clone(),
-    });
-    let cordon = spec.unschedulable.unwrap_or_default().then(Taint::of_cordon);
-    own.chain(cordon).collect()
 }
 
 impl Rounds for Sources<'_> {

@@ -1,4 +1,4 @@
-//! Evicts a pod: Kubernetes deletes it, unless a `PodDisruptionBudget` forbids that for now.
+//! Evicts a pod: Kubernetes deletes it, unless a `PodDisruptionBudget` or a webhook forbids that for now.
 
 use http::{Request, header::CONTENT_TYPE};
 use k8s_openapi::api::core::v1::Pod;
@@ -44,12 +44,21 @@ impl Cluster {
                 Ok(_) => Ok(Eviction::Accepted),
                 // The pod is gone, or another one has its name by now.
                 Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(Eviction::Accepted),
-                Err(kube::Error::Api(status)) if status.code == 429 => {
+                Err(kube::Error::Api(status)) if is_refused(&status) => {
                     Ok(Eviction::Refused(short(&status.message)))
                 }
                 Err(other) => Err(other),
             }
         };
         bounded(self.calls(), self.id().as_str(), "evict", described, ask).await
+    }
+}
+
+/// Whether a budget, a policy or a webhook forbids the eviction. Two budgets for one pod are reported as an error of the
+/// server, which lasts.
+fn is_refused(status: &Status) -> bool {
+    match status.code {
+        400 | 403 | 422 | 429 => true,
+        code => code == 500 && status.message.contains("more than one PodDisruptionBudget"),
     }
 }

@@ -21,7 +21,7 @@ use kube::{ResourceExt, api::ObjectMeta};
 
 use super::short;
 use crate::{
-    placement::{AllowedTopology, BindingMode, Capacity, Class, ReclaimPolicy, StaticVolume},
+    placement::{AllowedTopology, BindingMode, Capacity, Class, ReclaimPolicy, StaticVolume, Taint},
     topology::{LabelSelector, Node, NodeSelector, Operator, Requirement, Term},
     volume::{AccessMode, ClaimName, ClaimSize, VolumeMode, mark, parse_quantity},
 };
@@ -57,6 +57,21 @@ pub fn is_ready(node: &KubeNode) -> bool {
     conditions
         .into_iter()
         .any(|it| it.type_ == "Ready" && it.status == "True")
+}
+
+/// The taints of a node, and that of a cordon.
+#[must_use]
+pub fn taints(node: &KubeNode) -> Vec<Taint> {
+    let Some(spec) = &node.spec else {
+        return Vec::new();
+    };
+    let own = spec.taints.iter().flatten().map(|taint| Taint {
+        key: taint.key.clone(),
+        value: taint.value.clone().unwrap_or_default(),
+        effect: taint.effect.clone(),
+    });
+    let cordon = spec.unschedulable.unwrap_or_default().then(Taint::of_cordon);
+    own.chain(cordon).collect()
 }
 
 /// Whether a node has the taint [`OUT_OF_SERVICE`].

@@ -15,7 +15,7 @@ use kube::{ResourceExt, api::DynamicObject, core::PartialObjectMeta};
 
 pub use self::{
     moves::SeenMove,
-    pods::{GATED, OpenNode, PendingPod, claims_of, has_ended, is_ephemeral_claim, toleration},
+    pods::{GATED, OpenNode, PendingPod, claims_of, consumer, has_ended, is_ephemeral_claim, toleration},
     volumes::{MoversVolume, RealVolume, VirtualVolume, Volume, free_volume, virtual_volume},
 };
 pub(super) use self::{

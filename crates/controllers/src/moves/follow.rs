@@ -20,9 +20,10 @@ use super::{
     evict::evict,
     preflight::{preflight, snapshots_left_behind},
     progress::Copies,
+    reachable::unreachable,
     status::{self, StageEntry, backs_off_cutover, entered},
     volumes::{recorded, records, volumes},
-    waits::{NextCheck, WaitClock, next_check},
+    waits::{NextCheck, REPORTED_AFTER, STALLED_AFTER, WaitClock, next_check},
 };
 use crate::{
     api::volume_move::{Loss, MoveRequest, RequestError, UnreadableMove, VolumeMove, VolumeMoveStatus},
@@ -95,6 +96,8 @@ pub(super) struct MoveLoop<'a, H> {
     due: Instant,
     /// Whether a step failed and will be retried.
     failed: bool,
+    /// Since when each round has failed.
+    pub(super) failing: Option<Instant>,
     since: WaitClock,
     reported: Option<Instant>,
 }
@@ -165,6 +168,7 @@ impl<'a, H: MoveHelpers> MoveLoop<'a, H> {
             quiet_until: Instant::now(),
             due: Instant::now(),
             failed: false,
+            failing: None,
             since: WaitClock::now(),
             reported: None,
         }
@@ -271,6 +275,19 @@ impl<'a, H: MoveHelpers> MoveLoop<'a, H> {
         let change = match change {
             StatusChange::AddFinalizer => return self.set_finalizer(&seen.of, true).await,
             StatusChange::RemoveFinalizer => return self.set_finalizer(&seen.of, false).await,
+            // Only now all new volumes exist.
+            StatusChange::Enter(stage @ Stage::Copying { .. }) if seen.stage == Stage::Preparing => {
+                let unreachable = unreachable(self.context.home, &seen.request, &seen.moved).await?;
+                StageEntry::Stage(if unreachable.is_empty() {
+                    stage
+                } else {
+                    Stage::Rollback {
+                        gate: None,
+                        to: RollbackTo::Start,
+                        why: RollbackReason::Refused(unreachable),
+                    }
+                })
+            }
             StatusChange::Enter(stage) => StageEntry::Stage(stage),
             StatusChange::OpenGate(gate) => {
                 // Users create snapshots while the data are copied, too.
@@ -402,22 +419,26 @@ impl<'a, H: MoveHelpers> MoveLoop<'a, H> {
             }
             match moved.apply(step).await? {
                 Applied::NotHandled => {}
-                Applied::Done | Applied::ChangedMeanwhile => return Ok(Vec::new()),
+                Applied::Done | Applied::ChangedMeanwhile => return Ok(()),
             }
-            if let ClaimStep::Evict(pods) = step {
-                return Ok::<_, GateError>(evict(self.context.home, pods).await?);
+            if !matches!(step, ClaimStep::Evict(_)) {
+                self.context.helpers.apply(moved, &seen.request, step).await?;
             }
-            self.context.helpers.apply(moved, &seen.request, step).await?;
-            Ok(Vec::new())
+            Ok::<_, GateError>(())
         });
-        let mut refused = Vec::new();
         for taken in join_all(taken).await {
-            refused.extend(taken?);
+            taken?;
         }
+        let pods = steps.iter().filter_map(|(_, step)| match step {
+            ClaimStep::Evict(pods) => Some(pods),
+            _ => None,
+        });
+        // Those of all claims together: a budget may count pods of several claims.
+        let refused = evict(self.context.home, &pods.flatten().collect()).await?;
         if refused.is_empty() {
             return Ok(StepOutcome::Again);
         }
-        let waiting = vec![(0, Waiting::Users(refused))];
+        let waiting = vec![(0, Waiting::NotEvicted(refused))];
         self.wait(seen, &waiting).await?;
         Ok(StepOutcome::Wait(NextCheck::Within(REFUSED_EVICTION)))
     }
@@ -493,15 +514,28 @@ impl<'a, H: MoveHelpers> MoveLoop<'a, H> {
         Ok(Duration::ZERO)
     }
 
-    /// Logs and emits an event for an error that only a user can fix.
-    async fn report_stalled(&self, why: String) {
-        tracing::warn!(
-            namespace = self.key.namespace,
-            name = self.key.name,
-            why,
-            "a move is stalled"
-        );
-        if let Ok(Some(of)) = self.read().await {
+    /// Writes an error that keeps the move from continuing to its status, and to the condition Stalled: at once
+    /// if only a user can fix it, otherwise if it lasts.
+    async fn report_error(&mut self, error: &FollowError) {
+        let lasts = self.failing.get_or_insert_with(Instant::now).elapsed();
+        let is_final = match error {
+            FollowError::Api(error) => error.is_refusal(),
+            FollowError::NotYet(_) => false,
+            FollowError::Unreadable(_) | FollowError::Objects(_) | FollowError::Unwritable(_) => true,
+        };
+        let is_stalled = is_final || lasts >= STALLED_AFTER;
+        if !is_stalled && lasts < REPORTED_AFTER {
+            return;
+        }
+        let why = error.to_string();
+        let (namespace, name) = (&self.key.namespace, &self.key.name);
+        tracing::warn!(namespace, name, why, "a move does not continue");
+        let Ok(Some(of)) = self.read().await else { return };
+        let next = status::failing(&of, &why, is_stalled, Timestamp::now());
+        if of.status.as_ref() == Some(&next) {
+            return;
+        }
+        if self.write_status(&of, &next).await.is_err() && is_stalled {
             let events = self.context.events;
             events
                 .publish_on_move(&of, Weight::Warning, "MoveStalled", &why)
@@ -590,22 +624,20 @@ impl<H: MoveHelpers> Rounds for MoveLoop<'_, H> {
         self.own.mark_unchanged();
         (self.failed, self.due, self.quiet_until) = (false, Instant::now(), Instant::now());
         let pause = match self.run_until_waiting().await {
-            Ok(pause) => pause,
-            Err(FollowError::Api(error)) => {
-                if error.is_refusal() {
-                    self.report_stalled(error.to_string()).await;
-                }
-                return Err(error);
-            }
-            Err(FollowError::NotYet(why)) => {
-                let (namespace, name) = (&self.key.namespace, &self.key.name);
-                tracing::info!(namespace, name, why, "a move waits for a cluster");
-                LEAST_PAUSE
+            Ok(pause) => {
+                self.failing = None;
+                pause
             }
             Err(error) => {
-                self.failed = true;
-                self.report_stalled(error.to_string()).await;
-                ERROR_PAUSE
+                self.report_error(&error).await;
+                match error {
+                    FollowError::Api(error) => return Err(error),
+                    FollowError::NotYet(_) => LEAST_PAUSE,
+                    FollowError::Unreadable(_) | FollowError::Objects(_) | FollowError::Unwritable(_) => {
+                        self.failed = true;
+                        ERROR_PAUSE
+                    }
+                }
             }
         };
         self.pause(pause);

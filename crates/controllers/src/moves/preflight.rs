@@ -1,10 +1,11 @@
 //! Finds everything that blocks a move, and plans its volumes, before anything is done. The result is one
 //! write of the status; nothing else is changed here.
 //!
-//! `target` finds where the volumes shall be, `claims` where they are, `users` which pods use them. The
-//! dry runs of the twins and movers are made by the code that creates them.
+//! `target` finds where the volumes shall be, `claims` where they are, `users` which pods use them, `places` whether
+//! these could run at the target. The dry runs of the twins and movers are made by the code that creates them.
 
 mod claims;
+mod places;
 mod target;
 mod users;
 
@@ -110,7 +111,9 @@ pub(super) async fn preflight<H: MoveHelpers>(
         findings.extend(blocking);
     }
     let (plan, statuses): (Vec<PlannedClaim>, Vec<ClaimStatus>) = plan.into_iter().unzip();
-    findings.extend(users::findings(context.home, &request, target.as_ref()).await?);
+    let (of_users, notes) = users::findings(context.home, &request, target.as_ref()).await?;
+    findings.extend(of_users);
+    remarks.extend(notes.iter().map(|note| format!("; {note}")));
     let sources = plan.iter().map(|planned| moved(context, of, planned));
     let sources: Vec<MovedVolume> = sources.try_collect()?;
     findings.extend(snapshots_left_behind(context.home, &request, &sources, false).await?);

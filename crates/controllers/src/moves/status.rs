@@ -169,6 +169,16 @@ pub(super) fn waiting(
     next.status
 }
 
+/// The status of a move whose last steps failed with this error.
+pub(super) fn failing(of: &VolumeMove, why: &str, is_stalled: bool, now: Timestamp) -> VolumeMoveStatus {
+    let mut next = NextStatus::of(of, now);
+    next.status.waiting_for = Some(cut(why, LONGEST_MESSAGE));
+    if is_stalled {
+        next.set_condition(Condition::Stalled, true, "Error", why);
+    }
+    next.status
+}
+
 /// What a waiting move reports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct WaitReport {

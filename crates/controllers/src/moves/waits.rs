@@ -12,10 +12,10 @@ use super::status::{WaitReport, blocks_users};
 use crate::placement::moving::{Pass, Stage, Waiting};
 
 /// A move without a change for this long is reported as stalled.
-const STALLED_AFTER: Duration = Duration::from_mins(2);
+pub(super) const STALLED_AFTER: Duration = Duration::from_mins(2);
 
 /// What a move waits for is reported after this time: most waits are over by then.
-const REPORTED_AFTER: Duration = Duration::from_secs(3);
+pub(super) const REPORTED_AFTER: Duration = Duration::from_secs(3);
 
 const SECOND: Duration = Duration::from_secs(1);
 const A_FEW_SECONDS: Duration = Duration::from_secs(5);
@@ -59,6 +59,7 @@ fn of(stage: &Stage, what: &Waiting) -> NextCheck {
         }
         Waiting::Pass(Pass::Warm)
         | Waiting::Users(_)
+        | Waiting::NotEvicted(_)
         | Waiting::HelpersGone(_)
         | Waiting::TwinGone(_)
         | Waiting::Detached(_)

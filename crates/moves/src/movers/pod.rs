@@ -11,10 +11,11 @@ use k8s_openapi::{
     api::core::v1::{
         Affinity, Capabilities, Container, EmptyDirVolumeSource, LocalObjectReference, NodeAffinity,
         NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, PersistentVolumeClaimVolumeSource, Pod,
-        PodSecurityContext, PodSpec, PreferredSchedulingTerm, ResourceRequirements, SELinuxOptions,
-        SeccompProfile, SecretVolumeSource, SecurityContext, Toleration, Volume, VolumeDevice, VolumeMount,
+        PodAffinity, PodAffinityTerm, PodSecurityContext, PodSpec, PreferredSchedulingTerm,
+        ResourceRequirements, SELinuxOptions, SeccompProfile, SecretVolumeSource, SecurityContext,
+        Toleration, Volume, VolumeDevice, VolumeMount, WeightedPodAffinityTerm,
     },
-    apimachinery::pkg::api::resource::Quantity,
+    apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::LabelSelector},
 };
 use kube::api::ObjectMeta;
 
@@ -160,7 +161,9 @@ impl MoverPod<'_> {
                 se_linux_change_policy: (reads && self.level.is_none()).then(|| RECURSIVE.to_owned()),
                 ..PodSecurityContext::default()
             }),
-            affinity: on_one_of(&self.nodes).or_else(|| self.before.map(PreviousNode::preferred)),
+            affinity: on_one_of(&self.nodes)
+                .or_else(|| self.before.map(PreviousNode::preferred))
+                .or_else(|| self.with_the_others()),
             tolerations: match self.before {
                 _ if !self.nodes.is_empty() => Some(tolerate_no_schedule()),
                 before => before.map(PreviousNode::tolerated),
@@ -170,6 +173,36 @@ impl MoverPod<'_> {
         let names = Names::of(self.moved);
         let fingerprint = self.fingerprint(settings);
         pod(&names, role, self.namespace, fingerprint, spec)
+    }
+
+    /// The first pod of a twin may determine the node of its volume, and the pods that will use several claims need
+    /// all of them on one node.
+    fn with_the_others(&self) -> Option<Affinity> {
+        let labels = Names::of(self.moved).labels(self.side);
+        let of_all = [mark::MOVE, mark::MOVE_SIDE].map(str::to_owned);
+        let term = PodAffinityTerm {
+            label_selector: Some(LabelSelector {
+                match_labels: Some(
+                    labels
+                        .into_iter()
+                        .filter(|(key, _)| of_all.contains(key))
+                        .collect(),
+                ),
+                match_expressions: None,
+            }),
+            topology_key: "kubernetes.io/hostname".to_owned(),
+            ..PodAffinityTerm::default()
+        };
+        (self.side == Side::Target && self.of.claims.len() > 1).then(|| Affinity {
+            pod_affinity: Some(PodAffinity {
+                preferred_during_scheduling_ignored_during_execution: Some(vec![WeightedPodAffinityTerm {
+                    pod_affinity_term: term,
+                    weight: 100,
+                }]),
+                ..PodAffinity::default()
+            }),
+            ..Affinity::default()
+        })
     }
 
     /// Whether the volume is mounted writable for a mover that only reads it.

@@ -51,22 +51,32 @@ pub(in crate::cluster) fn pending_pod(pod: &Pod) -> Option<PendingPod> {
         return None;
     }
     let namespace = pod.namespace().unwrap_or_default();
-    let affinity = spec.affinity.as_ref().and_then(|it| it.node_affinity.as_ref());
-    let required = affinity.and_then(|it| it.required_during_scheduling_ignored_during_execution.as_ref());
     Some(PendingPod {
         uid: pod.uid().unwrap_or_default(),
         node: spec.node_name.clone().filter(|node| !node.is_empty()),
         waits_for_claims_gate,
         claims: names.iter().map(|name| format!("{namespace}/{name}")).collect(),
-        consumer: Consumer {
-            namespace,
-            name: pod.name_any(),
-            claims: names,
-            node_labels: spec.node_selector.clone().unwrap_or_default(),
-            affinity: required.map(facts::node_selector),
-            tolerations: spec.tolerations.iter().flatten().filter_map(toleration).collect(),
-        },
+        consumer: consumer(pod),
     })
+}
+
+/// The claims of a pod, and its constraints for nodes.
+#[must_use]
+pub fn consumer(pod: &Pod) -> Consumer {
+    let spec = pod.spec.as_ref();
+    let affinity = spec.and_then(|spec| spec.affinity.as_ref()?.node_affinity.as_ref());
+    let required = affinity.and_then(|it| it.required_during_scheduling_ignored_during_execution.as_ref());
+    let tolerations = spec.and_then(|spec| spec.tolerations.as_ref());
+    Consumer {
+        namespace: pod.namespace().unwrap_or_default(),
+        name: pod.name_any(),
+        claims: claims_of(pod),
+        node_labels: spec
+            .and_then(|spec| spec.node_selector.clone())
+            .unwrap_or_default(),
+        affinity: required.map(facts::node_selector),
+        tolerations: tolerations.into_iter().flatten().filter_map(toleration).collect(),
+    }
 }
 
 /// A toleration of an unknown operator tolerates nothing.

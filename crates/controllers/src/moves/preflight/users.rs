@@ -1,5 +1,5 @@
-//! The pods that use the claims of a move: whether a controller recreates them after an eviction, and
-//! whether all volumes that they mount are accessible from one node then.
+//! The pods that use the claims of a move: whether they can be evicted, whether a controller recreates them then, and
+//! whether they could run at the target, with all volumes that they mount.
 
 use std::collections::BTreeSet;
 
@@ -7,25 +7,29 @@ use futures::future::try_join_all;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use kube::ResourceExt;
 
-use super::target::{ApiResult, TargetSite};
+use super::{
+    places::{self, Unfit},
+    target::{ApiResult, TargetSite},
+};
 use crate::{
     api::volume_move::MoveRequest,
     cluster::{
         Cluster, Eviction, facts,
         slim::{claims_of, has_ended, is_ephemeral_claim},
     },
+    moves::evict::{may_be_evicted, over_budget, stays_away},
     placement::moving::Quiesce,
     volume::DRIVER_NAME,
 };
 
-/// What blocks the move according to the pods that use the claims.
+/// What blocks the move according to the pods that use the claims; and what users have to know of these pods.
 pub(super) async fn findings(
     home: &Cluster,
     request: &MoveRequest,
     target: Option<&TargetSite>,
-) -> ApiResult<Vec<String>> {
+) -> ApiResult<(Vec<String>, Vec<String>)> {
     let Some(namespace) = request.claims.first().map(|claim| claim.namespace.as_str()) else {
-        return Ok(Vec::new());
+        return Ok((Vec::new(), Vec::new()));
     };
     let moved: BTreeSet<&str> = request.claims.iter().map(|claim| claim.name.as_str()).collect();
     let uses = |pod: &Pod| !has_ended(pod) && claims_of(pod).iter().any(|one| moved.contains(one.as_str()));
@@ -34,6 +38,23 @@ pub(super) async fn findings(
     if request.quiesce == Quiesce::Evict {
         let evictions = pods.iter().map(|pod| eviction(home, namespace, pod));
         findings.extend(try_join_all(evictions).await?.into_iter().flatten());
+        findings.extend(over_budget(home, namespace, &pods).await?);
+    }
+    let mut notes = Vec::new();
+    if let Some(target) = target {
+        let Unfit { certain, possible } = places::unfit(home, &pods, target).await?;
+        if request.quiesce == Quiesce::Evict {
+            let way_out = "change its template, and restart it, before the move";
+            findings.extend(certain.iter().map(|why| format!("{why}: {way_out}")));
+        } else {
+            let way_out = "change its template before you start it again";
+            notes.extend(certain.iter().map(|why| format!("{why}: {way_out}")));
+        }
+        notes.extend(
+            possible
+                .iter()
+                .map(|why| format!("{why}, and new pods may not either")),
+        );
     }
     let mut others: BTreeSet<(String, String, bool)> = BTreeSet::new();
     for pod in &pods {
@@ -49,30 +70,18 @@ pub(super) async fn findings(
         .iter()
         .map(|(claim, pod, is_ephemeral)| sibling(home, namespace, claim, pod, *is_ephemeral, target));
     findings.extend(try_join_all(siblings).await?.into_iter().flatten());
-    Ok(findings)
+    Ok((findings, notes))
 }
 
 /// What blocks the eviction of a pod.
 async fn eviction(home: &Cluster, namespace: &str, pod: &Pod) -> ApiResult<Option<String>> {
     let name = pod.name_any();
-    let controller = pod
-        .owner_references()
-        .iter()
-        .find(|owner| owner.controller == Some(true));
-    let stays_away = match controller {
-        None => Some("no controller would create it again".to_owned()),
-        Some(owner) if owner.kind == "Job" => {
-            Some(format!("it would count as a failure of the Job {}", owner.name))
-        }
-        Some(_) => None,
-    };
-    if let Some(why) = stays_away {
+    if let Some(why) = stays_away(pod) {
         return Ok(Some(format!(
             "the pod {name} uses a claim, and must not be evicted, because {why}: stop it yourself, with quiesce.mode Wait"
         )));
     }
-    let runs = pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some());
-    if !runs || pod.metadata.deletion_timestamp.is_some() {
+    if !may_be_evicted(pod) {
         return Ok(None);
     }
     let uid = pod.uid().unwrap_or_default();

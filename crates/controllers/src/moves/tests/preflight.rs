@@ -203,6 +203,119 @@ async fn claims_that_cannot_be_moved_are_reported() {
     }
 }
 
+fn ready(pod: &mut Value) {
+    pod["status"]["conditions"] = json!([{"type": "Ready", "status": "True"}]);
+}
+
+fn budget(allowed: i32) -> Value {
+    json!({
+        "spec": {"selector": {"matchLabels": {"app": "web"}}, "maxUnavailable": allowed},
+        "status": {"disruptionsAllowed": allowed},
+    })
+}
+
+/// One after the other would be evicted, and replaced before the last one.
+#[tokio::test]
+async fn a_budget_that_does_not_allow_all_evictions_together_is_reported() {
+    let two_pods = |world: &World, allowed| {
+        world.home_api.change(POD, |pod| {
+            pod["metadata"]["labels"] = json!({"app": "web"});
+            ready(pod);
+        });
+        let mut second = world.home_api.object(POD).unwrap();
+        second["metadata"]["name"] = "web-1".into();
+        second["metadata"]["uid"] = "web-1".into();
+        world.home_api.put("/api/v1/namespaces/shop/pods/web-1", second);
+        let path = "/apis/policy/v1/namespaces/shop/poddisruptionbudgets/web";
+        world.home_api.put(path, budget(allowed));
+    };
+    let found = findings(to_milan(&json!({})), |world| two_pods(world, 1)).await;
+    let words = "the PodDisruptionBudget shop/web allows 1 evictions now, and 2 pods have to be evicted together: web-0, web-1";
+    assert_eq!(found, [words]);
+    let world = World::new(to_milan(&json!({}))).await;
+    two_pods(&world, 2);
+    world.carry(|world| world.stage() != Stage::Checking).await;
+    assert_eq!(world.read().unwrap().status.unwrap().preflight, Some(Vec::new()));
+    // The budget may be smaller by the time of the cut-over.
+    let path = "/apis/policy/v1/namespaces/shop/poddisruptionbudgets/web";
+    world.home_api.put(path, budget(1));
+    world
+        .carry(|world| matches!(world.stage(), Stage::Gating(_)))
+        .await;
+    world.waits("it evicts pods").await;
+    for pod in [POD, "/api/v1/namespaces/shop/pods/web-1"] {
+        let pod = world.home_api.object(pod).unwrap();
+        assert_eq!(pod["metadata"]["deletionTimestamp"], Value::Null);
+    }
+}
+
+/// Two budgets for one pod are an error of the server, and webhooks may deny evictions.
+#[tokio::test]
+async fn denied_evictions_are_reported() {
+    for (code, why) in [
+        (
+            500,
+            "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.",
+        ),
+        (403, "denied by a policy"),
+        (400, "admission webhook denied the request"),
+    ] {
+        let found = findings(to_milan(&json!({})), |world| {
+            world
+                .home_api
+                .fault(Fault::new("POST", "/eviction", Act::Deny(code, why)));
+        })
+        .await;
+        assert!(says(&found, why), "{found:?}");
+    }
+}
+
+#[tokio::test]
+async fn pods_that_could_not_run_at_the_target_are_reported() {
+    type Change = fn(&World);
+    let table: [(Change, &str); 2] = [
+        (
+            |world| {
+                world.home_api.change(POD, |pod| {
+                    pod["spec"]["nodeSelector"] = json!({"topology.storage.liqo.io/node": "n1"});
+                });
+            },
+            "its nodeSelector and its node affinity exclude all nodes there",
+        ),
+        (
+            |world| {
+                let requirement = json!({"key": "metadata.name", "operator": "In", "values": ["n1"]});
+                world.home_api.change(POD, |pod| {
+                    pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"] =
+                        json!({"nodeSelectorTerms": [{"matchFields": [requirement]}]});
+                });
+            },
+            "its nodeSelector and its node affinity exclude all nodes there",
+        ),
+    ];
+    for (change, words) in table {
+        let found = findings(to_milan(&json!({})), change).await;
+        assert!(says(&found, words) && found.len() == 1, "{words}: {found:?}");
+        // Users who stop the pods themselves may change them.
+        let world = World::new(to_milan(&json!({"quiesce": {"mode": "Wait"}}))).await;
+        change(&world);
+        world.carry(|world| world.stage() != Stage::Checking).await;
+        let (status, message) = world.condition("Checked").unwrap();
+        assert!(status == "True" && message.contains(words), "{message}");
+    }
+    // Admission may add the toleration to new pods.
+    let world = World::new(to_milan(&json!({}))).await;
+    let taint = json!([{"key": "virtual", "effect": "NoExecute"}]);
+    world.home_api.change("/api/v1/nodes/milan", |node| {
+        node["spec"]["taints"] = taint.clone()
+    });
+    world.carry(|world| world.stage() != Stage::Checking).await;
+    let (status, message) = world.condition("Checked").unwrap();
+    let words =
+        "the pod web-0 could not run at the target: it does not tolerate the taint virtual of the node milan";
+    assert!(status == "True" && message.contains(words), "{message}");
+}
+
 #[tokio::test]
 async fn a_reclaim_policy_that_cannot_be_kept_is_reported() {
     let unable = Rights {

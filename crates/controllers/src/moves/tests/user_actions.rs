@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use serde_json::json;
 
 use super::world::*;
@@ -252,9 +254,40 @@ async fn a_write_that_is_refused_is_an_event_of_the_move() {
         event["note"].as_str().unwrap().contains("exceeded quota: team"),
         "{event}"
     );
+    let (stalled, why) = world.condition("Stalled").unwrap();
+    assert!(stalled == "True" && why.contains("exceeded quota: team"), "{why}");
     world.home_api.heal();
     world.to_the_end().await;
     world.assert_moved();
+    assert_eq!(world.condition("Stalled").unwrap().0, "False");
+}
+
+/// Such as a server that does not serve a kind, or does not answer.
+#[tokio::test]
+async fn an_error_that_lasts_is_in_the_status_of_the_move() {
+    let world = World::evicting().await;
+    world
+        .carry(|world| matches!(world.stage(), Stage::Copying { .. }))
+        .await;
+    let fault = Fault::new("GET", "/statefulsets", Act::Deny(404, "no such path"));
+    world.home_api.fault(fault);
+    for (failing, said, stalled) in [
+        (None, false, false),
+        (Some(Duration::from_secs(10)), true, false),
+        (Some(Duration::from_mins(3)), true, true),
+    ] {
+        world.round_after(failing).await.unwrap_err();
+        let waiting_for = world.read().unwrap().status.unwrap().waiting_for;
+        let is_said = waiting_for.is_some_and(|what| what.contains("no such path"));
+        assert_eq!(is_said, said, "{failing:?}");
+        let condition = world.condition("Stalled");
+        assert_eq!(condition.is_some_and(|(status, _)| status == "True"), stalled);
+        assert_eq!(world.event("MoveStalled").is_some(), stalled);
+    }
+    world.home_api.heal();
+    world.to_the_end().await;
+    world.assert_moved();
+    assert_eq!(world.condition("Stalled").unwrap().0, "False");
 }
 
 #[tokio::test]
@@ -328,4 +361,83 @@ async fn a_claim_is_moved_by_one_move_at_a_time() {
         OTHER,
         "its lock was taken"
     );
+}
+
+/// The class has chosen a node, where the pod may not run.
+#[tokio::test]
+async fn a_pod_that_could_not_use_its_new_volume_rolls_the_move_back() {
+    let node = |name: &str| {
+        let labels =
+            json!({"topology.storage.liqo.io/node": name, "topology.storage.liqo.io/cluster": "home"});
+        json!({"metadata": {"labels": labels}})
+    };
+    for (selected, outcome) in [("n1", Outcome::Failed), ("n2", Outcome::Done)] {
+        let world = World::new(json!({
+            "claims": ["data"], "target": {"cluster": "home", "storageClassName": "fast"},
+            "quiesce": {"mode": "Evict"}, "retainSource": "0s",
+        }))
+        .await;
+        world.home_api.put("/api/v1/nodes/n2", node("n2"));
+        world.home_api.put(
+            "/apis/storage.k8s.io/v1/storageclasses/fast",
+            json!({"provisioner": "real.test"}),
+        );
+        while world.home.views().nodes.get("n2").is_none() || world.home.views().classes.get("fast").is_none()
+        {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        world.home_api.change(POD, |pod| {
+            pod["spec"]["nodeSelector"] = json!({"topology.storage.liqo.io/node": selected});
+        });
+        world
+            .carry(|world| matches!(world.stage(), Stage::Copying { .. }))
+            .await;
+        let twin = loop {
+            let twin = world.home_api.object(&target_at_home()).unwrap();
+            if twin["spec"]["volumeName"].is_string() {
+                break twin;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        };
+        let real = format!(
+            "/api/v1/persistentvolumes/{}",
+            twin["spec"]["volumeName"].as_str().unwrap()
+        );
+        world.home_api.change(&real, |real| {
+            let place = json!({"key": "topology.storage.liqo.io/node", "operator": "In", "values": ["n2"]});
+            real["spec"]["nodeAffinity"]["required"]["nodeSelectorTerms"] =
+                json!([{"matchExpressions": [place]}]);
+        });
+        world.home_api.change(THE_MOVE, |of| {
+            of["status"]["stage"] = json!({"name": "Preparing"});
+        });
+        world.to_the_end().await;
+        assert_eq!(world.stage(), Stage::Ended(outcome));
+        let (checked, why) = world.condition("Checked").unwrap();
+        assert_eq!(checked == "True", outcome == Outcome::Done, "{why}");
+        if outcome == Outcome::Failed {
+            let words = "the pod web-0 could not run at the target, because it may run on no node of the cluster home";
+            assert!(why.contains(words), "{why}");
+            assert_eq!(world.home_api.object(&target_at_home()), None);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_pod_that_starts_later_is_not_evicted_if_nothing_creates_it_again() {
+    let world = World::evicting().await;
+    world
+        .carry(|world| matches!(world.stage(), Stage::Copying { .. }))
+        .await;
+    world
+        .home_api
+        .change(POD, |pod| pod["metadata"]["ownerReferences"] = json!([]));
+    world
+        .carry(|world| matches!(world.stage(), Stage::Gating(_)))
+        .await;
+    world.waits("it evicts the pod").await;
+    let pod = world.home_api.object(POD).unwrap();
+    assert!(pod["metadata"]["deletionTimestamp"].is_null(), "{pod}");
+    let volume = world.home_api.object(&volume_path()).unwrap();
+    assert_eq!(volume["spec"]["claimRef"]["uid"], UID);
 }

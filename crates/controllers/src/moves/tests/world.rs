@@ -256,8 +256,22 @@ impl World {
 
     /// One round of the loop.
     pub(super) async fn round(&self) -> Result<(), ApiError> {
+        self.round_after(None).await
+    }
+
+    /// One round of a loop whose rounds have failed for this long.
+    pub(super) async fn round_after(&self, failing: Option<Duration>) -> Result<(), ApiError> {
         let context = self.context();
-        MoveLoop::new(&context, the_move()).round().await
+        let mut the_loop = MoveLoop::new(&context, the_move());
+        the_loop.failing = failing.map(|failing| time::Instant::now() - failing);
+        the_loop.round().await
+    }
+
+    /// The status and the message of a condition of the move.
+    pub(super) fn condition(&self, wanted: &str) -> Option<(String, String)> {
+        let conditions = self.read()?.status?.conditions;
+        let found = conditions.into_iter().find(|one| one.type_ == wanted);
+        found.map(|one| (one.status, one.message))
     }
 
     pub(super) fn event(&self, reason: &str) -> Option<Value> {

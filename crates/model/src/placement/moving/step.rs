@@ -130,6 +130,9 @@ pub enum Waiting {
     /// Pods, or nodes that still have the volume.
     #[error("used by {}", .0.join(", "))]
     Users(Vec<String>),
+    /// Why pods cannot be evicted.
+    #[error("the pods cannot be evicted yet: {}", .0.join("; "))]
+    NotEvicted(Vec<String>),
     /// The user has to accept a possible loss.
     #[error(
         "{0}. Add LiveWrites to spec.acceptLoss of the VolumeMove (--accept-loss live of liqo-csi move volume), or grant the driver \

@@ -553,3 +553,27 @@ async fn single_pod_volumes_are_not_read_in_use() {
         assert_eq!(world.look(&PREPARING).await.source, ready());
     }
 }
+
+/// The classes of several claims may otherwise choose several nodes, and a pod with all of them could run on none.
+#[tokio::test]
+async fn target_movers_of_several_claims_prefer_the_same_node() {
+    for together in [false, true] {
+        let mut world = World::new(Way::Out).await;
+        if together {
+            world.of.claims.push("shop/logs".parse().unwrap());
+        }
+        world.prepare().await;
+        let pod = world.target_pod();
+        let preferred =
+            &pod["spec"]["affinity"]["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"];
+        assert_eq!(preferred.is_array(), together);
+        if together {
+            let labels = json!({mark::MOVE: MOVE, mark::MOVE_SIDE: "target"});
+            assert_eq!(
+                preferred[0]["podAffinityTerm"]["labelSelector"]["matchLabels"],
+                labels
+            );
+        }
+        assert_eq!(world.source_pod()["spec"]["affinity"]["podAffinity"], Value::Null);
+    }
+}
