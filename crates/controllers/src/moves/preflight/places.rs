@@ -37,16 +37,14 @@ pub(super) async fn unfit(home: &Cluster, pods: &[Pod], target: &TargetSite) -> 
         return Ok(unfit);
     }
     for pod in pods.iter().map(consumer) {
-        match why_unfit(&pod, &nodes) {
-            None => {}
-            Some((why, is_taint)) => {
-                let why = format!("the pod {} could not run at the target: {why}", pod.name);
-                if is_taint && matches!(target, TargetSite::Remote(..)) {
-                    unfit.possible.push(why);
-                } else {
-                    unfit.certain.push(why);
-                }
-            }
+        let Some((why, is_taint)) = why_unfit(&pod, &nodes) else {
+            continue;
+        };
+        let why = format!("the pod {} could not run at the target: {why}", pod.name);
+        if is_taint && matches!(target, TargetSite::Remote(..)) {
+            unfit.possible.push(why);
+        } else {
+            unfit.certain.push(why);
         }
     }
     Ok(unfit)
