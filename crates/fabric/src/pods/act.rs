@@ -23,10 +23,10 @@ use crate::{
     marks::{HOME, HOME_POD, HOME_POD_UID, HOME_UID, REMOTE_CLUSTER, REMOTE_CLUSTER_UID, REMOTE_NAMESPACE},
     observe::crash::{self, Step},
     offload::pods::{
-        Act, Destination, End, FINALIZER, GATE, PodFacts, RemoteMarks, RemotePod, RemoteSettings,
-        UNSCHEDULABLE, Waiting, caveats, decide_pod, disrupted_status, ended_status, fails_without_token,
-        final_status, is_of_all_replicas, is_transition, least_final_status, not_kept, remote_pod,
-        remote_status, started_status, unreachable_status, waiting_status,
+        Act, DELETED_REMOTELY, Destination, End, FINALIZER, GATE, PodFacts, RemoteMarks, RemotePod,
+        RemoteSettings, UNSCHEDULABLE, Waiting, caveats, decide_pod, disrupted_status, ended_status,
+        fails_without_token, final_status, is_of_all_replicas, is_transition, least_final_status, not_kept,
+        remote_pod, remote_status, started_status, unreachable_status, waiting_status,
     },
     places::Place,
     raw::RawPod,
@@ -394,7 +394,7 @@ impl Writer<'_> {
     /// The remote pod was deleted by another client.
     async fn end(&self, home: &RawPod, end: End) -> Result<(), ApiError> {
         let (reason, message) = (
-            "DeletedRemotely",
+            DELETED_REMOTELY,
             format!("its pod in the cluster {} was deleted there", self.pods.cluster),
         );
         match end {
@@ -431,21 +431,27 @@ impl Writer<'_> {
         unless_conflict(crash::around(Step::PodEnd, deleted).await.map(Some)).map(drop)
     }
 
-    /// The remote pod is gone. Jobs count phases, so the home pod gets a final one before it is deleted.
+    /// Nothing runs for the home pod any more. Jobs count phases, so it gets a final one before it is deleted. The
+    /// controller of a Job removes its own finalizer only then.
     async fn remove_finalizer(&self, home: &RawPod) -> Result<(), ApiError> {
         let pods = self.home_pods(home);
         let name = home.name_any();
         let mut home = home.clone();
-        if home.has_our_finalizer() {
-            let message = format!("its pod in the cluster {} is gone", self.pods.cluster);
-            let seen = home.json();
-            let status = ended_status(&seen).or_else(|| final_status(&seen, "Terminated", &message, &now()));
-            if let Some(status) = status {
-                match self.write_end(&home, &status).await? {
-                    Some(written) => home = written,
-                    None => return Ok(()),
-                }
+        let cluster = &self.pods.cluster;
+        let message = if home.has_our_finalizer() {
+            format!("its pod in the cluster {cluster} is gone")
+        } else {
+            format!("it was deleted before it ran in the cluster {cluster}")
+        };
+        let seen = home.json();
+        let status = ended_status(&seen).or_else(|| final_status(&seen, "Terminated", &message, &now()));
+        if let Some(status) = status {
+            match self.write_end(&home, &status).await? {
+                Some(written) => home = written,
+                None => return Ok(()),
             }
+        }
+        if home.has_our_finalizer() {
             let removed = pods.set_finalizer(&home, FINALIZER, false);
             if unless_conflict(crash::around(Step::PodLetGo, removed).await)?.is_none() {
                 return Ok(());

@@ -27,7 +27,7 @@ use crate::{
     offload::{
         Readiness,
         pods::{
-            Act, HomePod, PodFacts, RemoteMarks, RemotePod, Waiting, claims, decide_pod, not_kept,
+            Act, HomePod, PodFacts, RemoteMarks, RemotePod, Waiting, claims, decide_pod, is_finite, not_kept,
             refused_hostname, remote_pod,
         },
     },
@@ -115,7 +115,7 @@ impl Pods<'_> {
             home: Some(state),
             obstacle: self.obstacle(&mut observed, &home, &there).await?,
             out_of_service: self.is_declared_out_of_service(&observed, &home, &there).await?,
-            is_finite: matches!(home.spec["restartPolicy"].as_str(), Some("Never" | "OnFailure")),
+            is_finite: is_finite(&home.spec),
             there,
         };
         let act = decide_pod(&facts);

@@ -342,6 +342,52 @@ impl World {
     }
 }
 
+/// The controller of a Job with a `podFailurePolicy` keeps its finalizer until the pod has a final phase.
+#[tokio::test]
+async fn a_pod_deleted_before_it_runs_gets_a_final_phase() {
+    let world = World::with_pod(true).await;
+    world.home.change(POD, |pod| {
+        pod["metadata"]["finalizers"] = json!(["batch.kubernetes.io/job-tracking"]);
+        pod["spec"]["hostPID"] = true.into();
+    });
+    world
+        .run_until(|world| world.home_pod()["status"]["reason"] == "PodNotSupported")
+        .await;
+    world.delete();
+    world
+        .run_until(|world| world.home_pod()["status"]["phase"] == "Failed")
+        .await;
+    let status = world.home_pod()["status"].clone();
+    assert_eq!(
+        status["message"],
+        "it was deleted before it ran in the cluster milan"
+    );
+}
+
+/// Its program ends with 0 when it is told to stop.
+#[tokio::test]
+async fn a_pod_without_controller_that_is_drained_there_has_failed() {
+    let world = World::with_pod(false).await;
+    world.run_until(World::is_running).await;
+    let ended = json!({"terminated": {"exitCode": 0, "reason": "Completed"}});
+    world.there.change(THERE, |pod| {
+        pod["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+        pod["metadata"]["deletionGracePeriodSeconds"] = json!(30);
+        pod["status"] = json!({
+            "phase": "Succeeded", "containerStatuses": [{"name": "web", "state": ended}],
+        });
+    });
+    world
+        .run_until(|world| world.home_pod()["status"]["phase"] != "Running")
+        .await;
+    let status = world.home_pod()["status"].clone();
+    assert_eq!(
+        (&status["phase"], &status["reason"]),
+        (&json!("Failed"), &json!("DeletedRemotely"))
+    );
+    assert_eq!(status["containerStatuses"][0]["state"], ended);
+}
+
 /// A Job may ignore disruptions. A deletion at home is one only if the pod has the condition.
 #[tokio::test]
 async fn a_remote_pod_deleted_by_others_gets_a_disruption_condition() {

@@ -97,15 +97,8 @@ pub fn caveats(home: &Value, destination: &Destination<'_>) -> Vec<(&'static str
     all.extend(spread_preferred(spec, cluster));
     all.extend(priority_left_out(spec, destination));
     let account = spec["serviceAccountName"].as_str().unwrap_or("default");
-    if !matches!(account, "" | "default") && volumes::has_token(spec) {
-        all.push((
-            "NoServiceAccountToken",
-            format!(
-                "the pod has no token of its service account {account} in the cluster {cluster}, so it cannot call the API \
-                 server of this cluster or of that one: keep the pod on nodes of this cluster if it does, or set \
-                 automountServiceAccountToken to false if it does not"
-            ),
-        ));
+    if !matches!(account, "" | "default") {
+        all.extend(account_of_home(spec, account, cluster));
     }
     if spec["dnsPolicy"] == "None" {
         let servers = spec["dnsConfig"]["nameservers"].as_array().into_iter().flatten();
@@ -134,6 +127,30 @@ pub fn caveats(home: &Value, destination: &Destination<'_>) -> Vec<(&'static str
 #[must_use]
 pub fn is_of_all_replicas(reason: &str) -> bool {
     OF_ALL_REPLICAS.contains(&reason)
+}
+
+/// A pod with a service account, which is `default` in the remote cluster. Whether metadata servers give it an identity
+/// cannot be known.
+fn account_of_home(spec: &Value, account: &str, cluster: &str) -> Option<(&'static str, String)> {
+    if volumes::has_token(spec) {
+        return Some((
+            "NoServiceAccountToken",
+            format!(
+                "the pod has no token of its service account {account} in the cluster {cluster}, so it cannot call the API \
+                 server of this cluster or of that one, and whatever derives an identity from the account (SPIFFE, workload \
+                 identity) finds default there: keep the pod on nodes of this cluster if it needs the account, or set \
+                 automountServiceAccountToken to false if it does not"
+            ),
+        ));
+    }
+    let driver = volumes::all(spec).find_map(|volume| volume["csi"]["driver"].as_str())?;
+    Some((
+        "OtherServiceAccount",
+        format!(
+            "the pod has the service account default in the cluster {cluster} instead of {account}. If the driver {driver} of one \
+             of its volumes derives an identity from the account, as those of SPIFFE do, keep the pod on nodes of this cluster"
+        ),
+    ))
 }
 
 /// A pod that names objects of kinds that are not copied.

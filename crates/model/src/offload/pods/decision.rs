@@ -72,7 +72,7 @@ pub struct PodFacts {
     /// Whether an administrator has declared the node out of service: nothing runs there, although the
     /// cluster cannot confirm it.
     pub out_of_service: bool,
-    /// Whether the pod may terminate by itself: its containers are not always restarted.
+    /// Whether the pod may terminate by itself ([`is_finite`](super::is_finite)).
     pub is_finite: bool,
 }
 
@@ -139,7 +139,13 @@ fn sweep(there: &RemotePod) -> Act {
 
 fn end(home: HomePod, facts: &PodFacts) -> Act {
     if !home.claimed {
-        return Act::RemoveFinalizer;
+        // Finalizers of others keep it.
+        let is_let_go = home.ended && home.deleting == Some(0);
+        return if is_let_go {
+            Act::Nothing
+        } else {
+            Act::RemoveFinalizer
+        };
     }
     let grace = home.deleting.map(|it| it.max(LEAST_GRACE));
     match &facts.there {
@@ -350,6 +356,24 @@ mod tests {
             assert_eq!(decided(deleting, ended(Some(30))), Act::Reflect);
             assert_eq!(decided(known(STARTED), ended(Some(30))), Act::Nothing);
             assert_eq!(decided(known(deleting), ended(None)), Act::DeleteThere(Some(30)));
+        }
+    }
+
+    #[test]
+    fn an_unclaimed_pod_is_let_go_once() {
+        let deleting = |grace, ended| HomePod {
+            deleting: Some(grace),
+            claimed: false,
+            ended,
+            ..CLAIMED
+        };
+        for (grace, ended, act) in [
+            (30, false, Act::RemoveFinalizer),
+            (0, false, Act::RemoveFinalizer),
+            (30, true, Act::RemoveFinalizer),
+            (0, true, Act::Nothing),
+        ] {
+            assert_eq!(decided(deleting(grace, ended), RemotePod::Unseen), act);
         }
     }
 

@@ -37,8 +37,8 @@ pub use self::{
         inline_drivers, is_homebound, leaves_out_label, remote_pod,
     },
     status::{
-        STARTED, UNSCHEDULABLE, disrupted_status, ended_status, final_status, is_transition,
-        least_final_status, remote_status, started_status, unreachable_status, waiting_status,
+        DELETED_REMOTELY, STARTED, UNSCHEDULABLE, disrupted_status, ended_status, final_status, is_finite,
+        is_transition, least_final_status, remote_status, started_status, unreachable_status, waiting_status,
     },
     unplaced::{
         Avoided, DeferredFacts, Unplaced, UnplacedFacts, UnplacedStep, decide_unplaced, irreplaceable,

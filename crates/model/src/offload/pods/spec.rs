@@ -36,7 +36,7 @@ const OWN_KEYS: [&str; 3] = [
 const LABELS_OF_NODES: [&str; 2] = ["topology.kubernetes.io/region", "topology.kubernetes.io/zone"];
 /// Prefixes of annotations that the kubelet, admission or the network wrote about the home pod: they would be
 /// wrong on the remote pod.
-const ABOUT_HOME: [&str; 8] = [
+const ABOUT_HOME: [&str; 7] = [
     "cni.projectcalico.org/containerID",
     "cni.projectcalico.org/podIP",
     "k8s.ovn.org/pod-networks",
@@ -44,7 +44,22 @@ const ABOUT_HOME: [&str; 8] = [
     "k8s.v1.cni.cncf.io/networks-status",
     "kubernetes.io/config.",
     "kubernetes.io/limit-ranger",
-    "ovn.kubernetes.io/",
+];
+/// Annotations that Kube-OVN writes about the networks of a pod, with `ovn.kubernetes.io` or the name of a network before
+/// that. Those that only users write (security groups, rates) are carried.
+const BY_KUBE_OVN: [&str; 12] = [
+    "allocated",
+    "cidr",
+    "gateway",
+    "ip_address",
+    "logical_router",
+    "logical_switch",
+    "mac_address",
+    "pod_nic_type",
+    "provider_network",
+    "routed",
+    "virtualmachine",
+    "vlan_id",
 ];
 /// Domains of annotations by which deployment tools recognise their objects: in the remote cluster they would
 /// consider the pod theirs, and prune it. Their other annotations, such as those of Argo Workflows, are read by pods.
@@ -287,7 +302,13 @@ fn is_carried_annotation(key: &str, home: &Value) -> bool {
     let is_tracking = TRACKING.iter().any(|tool| has_domain(key, tool));
     is_carried(key)
         && !ABOUT_HOME.iter().any(|one| key.starts_with(one))
+        && !is_by_kube_ovn(key)
         && (!is_tracking || names_field(&home["spec"], &format!("metadata.annotations['{key}']")))
+}
+
+fn is_by_kube_ovn(key: &str) -> bool {
+    let name = key.split_once('/').map(|(_, name)| name);
+    has_domain(key, "ovn.kubernetes.io") && name.is_some_and(|name| BY_KUBE_OVN.contains(&name))
 }
 
 /// Whether a variable or volume has this field of the downward API.

@@ -32,6 +32,8 @@ const OF_REMOTE: [&str; 7] = [
 const READY: &str = "Ready";
 /// The reason of a pod that no remote node accepts; its message is that of the remote scheduler.
 pub const UNSCHEDULABLE: &str = "RemoteUnschedulable";
+/// The reason of a pod that others deleted in the remote cluster.
+pub const DELETED_REMOTELY: &str = "DeletedRemotely";
 const DISRUPTED: &str = "DisruptionTarget";
 /// Condition of a home pod that may have run: its message is the uid of the remote pod.
 pub const STARTED: &str = "fabric.storage.liqo.io/RemotePodStarted";
@@ -47,7 +49,10 @@ fn said(home: &Value, remote: &Value) -> Map<String, Value> {
     for (field, listed) in CONTAINERS {
         let names = home["spec"][listed].as_array().into_iter().flatten();
         let names = names.filter_map(|it| it["name"].as_str()).collect();
-        let of_known = first_of(&status[field], "name", names);
+        let mut of_known = first_of(&status[field], "name", names);
+        for one in &mut of_known {
+            keep_requested(one, &home["spec"][listed]);
+        }
         said.insert(
             field.to_owned(),
             if of_known.is_empty() {
@@ -63,6 +68,27 @@ fn said(home: &Value, remote: &Value) -> Map<String, Value> {
         first_of(&status["conditions"], "type", known).into(),
     );
     bounded(&said)
+}
+
+/// Removes the health of devices that the home container does not request: webhooks there have added them, and the
+/// API server at home would refuse the whole status.
+fn keep_requested(container: &mut Value, listed: &Value) {
+    let mut listed = listed.as_array().into_iter().flatten();
+    let requested = listed.find(|it| it["name"] == container["name"]);
+    let requested = requested.map(|it| &it["resources"]["requests"]);
+    let is_requested = |device: &Value| {
+        let name = device["name"].as_str().unwrap_or_default();
+        requested.is_some_and(|all| !all[name].is_null())
+    };
+    let Some(devices) = container["allocatedResourcesStatus"].as_array() else {
+        return;
+    };
+    let devices: Vec<Value> = devices.iter().filter(|it| is_requested(it)).cloned().collect();
+    container["allocatedResourcesStatus"] = if devices.is_empty() {
+        Value::Null
+    } else {
+        devices.into()
+    };
 }
 
 /// The first entry for each known key.
@@ -90,6 +116,19 @@ pub fn remote_status(home: &Value, remote: &Value, addresses: &[IpAddr]) -> Valu
     if !PHASES.iter().any(|phase| status["phase"] == *phase) {
         status.insert("phase".into(), "Pending".into());
     }
+    let is_deleted_by_others =
+        home["metadata"]["deletionTimestamp"].is_null() && !remote["metadata"]["deletionTimestamp"].is_null();
+    let has_ended = matches!(status["phase"].as_str(), Some("Succeeded" | "Failed"));
+    if is_deleted_by_others && has_ended && !is_finite(&home["spec"]) {
+        status.insert("phase".into(), "Failed".into());
+        if status["reason"].is_null() {
+            status.insert("reason".into(), DELETED_REMOTELY.into());
+            status.insert(
+                "message".into(),
+                "its pod in the remote cluster was deleted there".into(),
+            );
+        }
+    }
     if let Some(why) = unscheduled(remote) {
         status.insert("reason".into(), UNSCHEDULABLE.into());
         status.insert("message".into(), why.into());
@@ -101,6 +140,18 @@ pub fn remote_status(home: &Value, remote: &Value, addresses: &[IpAddr]) -> Valu
     let conditions = conditions(home, remote, &status["conditions"], observed);
     status.insert("conditions".into(), conditions);
     status.into()
+}
+
+/// Whether a pod may terminate by itself, because no container is always restarted. Others terminate only because they are
+/// deleted, whatever their exit code is.
+#[must_use]
+pub fn is_finite(spec: &Value) -> bool {
+    let of_pod = spec["restartPolicy"].as_str();
+    let mut containers = spec["containers"].as_array().into_iter().flatten();
+    containers.all(|it| {
+        let policy = it["restartPolicy"].as_str().or(of_pod);
+        matches!(policy, Some("Never" | "OnFailure"))
+    })
 }
 
 /// The generation of the home pod, if all of its spec was carried to the remote pod, and the kubelet there has
@@ -490,6 +541,63 @@ mod tests {
         let status = remote_status(&home("web:1"), &older, &[]);
         assert_eq!(status["observedGeneration"], Value::Null);
         assert_eq!(find(&status, "Ready")["observedGeneration"], Value::Null);
+    }
+
+    #[test]
+    fn the_health_of_devices_that_only_the_remote_pod_has_is_left_out() {
+        let home = json!({"spec": {"containers": [
+            {"name": "own", "resources": {"requests": {"nvidia.com/gpu": "1"}}}, {"name": "added"},
+        ]}});
+        let devices = |names: &[&str]| -> Value { names.iter().map(|it| json!({"name": it})).collect() };
+        let with = |name: &str, devices: Value| json!({"name": name, "allocatedResourcesStatus": devices});
+        let both = devices(&["nvidia.com/gpu", "rdma/hca"]);
+        let remote = json!({"status": {
+            "phase": "Running", "containerStatuses": [with("own", both.clone()), with("added", both)],
+        }});
+        let status = remote_status(&home, &remote, &[]);
+        let of = |at: usize| &status["containerStatuses"][at]["allocatedResourcesStatus"];
+        assert_eq!((of(0), of(1)), (&devices(&["nvidia.com/gpu"]), &Value::Null));
+    }
+
+    #[test]
+    fn a_pod_that_always_restarts_has_failed_if_it_is_deleted_there() {
+        let phase = |spec: Value, reason: Value, phase: &str| {
+            let home = json!({ "spec": spec });
+            let remote = json!({
+                "metadata": {"deletionTimestamp": "now"}, "status": {"phase": phase, "reason": reason},
+            });
+            let status = remote_status(&home, &remote, &[]);
+            (status["phase"].clone(), status["reason"].clone())
+        };
+        let containers = |own: Value| json!([{"name": "a"}, {"name": "b", "restartPolicy": own}]);
+        let always = json!({"restartPolicy": "Always", "containers": containers(Value::Null)});
+        for (spec, reason, there, expected) in [
+            (
+                &always,
+                json!(null),
+                "Succeeded",
+                ("Failed", json!(DELETED_REMOTELY)),
+            ),
+            (&always, json!("Evicted"), "Failed", ("Failed", json!("Evicted"))),
+            (&always, json!(null), "Running", ("Running", json!(null))),
+            (
+                &json!({"restartPolicy": "Never", "containers": containers(Value::Null)}),
+                json!(null),
+                "Succeeded",
+                ("Succeeded", json!(null)),
+            ),
+            (
+                &json!({"restartPolicy": "Never", "containers": containers("Always".into())}),
+                json!(null),
+                "Succeeded",
+                ("Failed", json!(DELETED_REMOTELY)),
+            ),
+        ] {
+            assert_eq!(
+                phase(spec.clone(), reason, there),
+                (json!(expected.0), expected.1)
+            );
+        }
     }
 
     #[test]

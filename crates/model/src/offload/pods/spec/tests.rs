@@ -82,8 +82,16 @@ fn annotations_that_a_pod_reads_are_carried() {
         ]}}]}}],
     }));
     let named = ["argocd.argoproj.io/sync-wave", "meta.helm.sh/release-name"];
-    let harmless = ["helm.sh/chart", "note", "workflows.argoproj.io/template"];
+    let harmless = [
+        "helm.sh/chart",
+        "net1.shop.ovn.kubernetes.io/ingress_rate",
+        "note",
+        "ovn.kubernetes.io/security_groups",
+        "workflows.argoproj.io/template",
+    ];
     let at_home = [
+        "net1.shop.ovn.kubernetes.io/allocated",
+        "ovn.kubernetes.io/ip_address",
         "argocd.argoproj.io/tracking-id",
         "k8s.v1.cni.cncf.io/network-status",
         "kapp.k14s.io/identity",
@@ -204,10 +212,14 @@ fn fields_with_another_meaning_there_are_reported() {
     of_default["serviceAccountName"] = "default".into();
     let mut without_token = usual();
     without_token["volumes"].as_array_mut().unwrap().pop();
+    let mut with_identity = without_token.clone();
+    let identity = json!({"name": "svid", "csi": {"driver": "csi.spiffe.io", "readOnly": true}});
+    with_identity["volumes"].as_array_mut().unwrap().push(identity);
     for (spec, said) in [
         (usual(), vec!["NoServiceAccountToken"]),
         (of_default, vec![]),
         (without_token, vec![]),
+        (with_identity, vec!["OtherServiceAccount"]),
         (
             json!({"affinity": {"podAntiAffinity": preferred(json!([]))}, "dnsPolicy": "Default"}),
             vec![],
