@@ -397,9 +397,9 @@ async fn old_certificates_are_replaced_for_new_pods() {
     });
     // While users wait, the movers are not replaced.
     let volume = format!("{VOLUMES}/{}", name());
-    let gate = |note: Value| {
-        let gated = |volume: &mut Value| volume["metadata"]["annotations"][mark::GATE] = note.clone();
-        assert!(world.api.change(&volume, gated));
+    let annotate = |annotations: Value| {
+        let annotated = |volume: &mut Value| volume["metadata"]["annotations"] = annotations.clone();
+        assert!(world.api.change(&volume, annotated));
     };
     let gated = VolumeMark::Gated(GateNote {
         by: MOVE.parse().unwrap(),
@@ -407,11 +407,11 @@ async fn old_certificates_are_replaced_for_new_pods() {
         policy: crate::volume::ReclaimPolicy::Delete,
         claim_uid: UID.into(),
     });
-    gate(gated.to_annotation().unwrap().into());
+    annotate(json!({mark::GATE: gated.to_annotation().unwrap()}));
     world.prepare().await;
     assert_eq!([world.source_pod(), world.target_pod()], pods);
     assert_eq!(world.api.object(&at).unwrap()["data"], issued[0]["data"]);
-    gate(Value::Null);
+    annotate(json!({}));
     assert_eq!(
         world.look(&PREPARING).await.source,
         Live::Known(Helpers::Incomplete)
