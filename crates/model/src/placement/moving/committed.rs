@@ -20,7 +20,7 @@ use crate::volume::{
 pub(super) fn step(by: &MoveUid, gate: GateNumber, facts: &ClaimFacts) -> Option<ClaimDecision> {
     source_superseded(by, facts)
         .or_else(|| journal_taken_off(gate, facts))
-        .or_else(|| helpers_gone(facts))
+        .or_else(|| helpers_gone_for_users(facts))
         .or_else(|| match arrival(by, facts) {
             Arrival::Arrived => unlocked(facts),
             Arrival::Deleted if matches!(facts.target, Live::Known(TargetTwin::Absent)) => None,
@@ -146,6 +146,17 @@ pub(super) fn helpers_gone(facts: &ClaimFacts) -> Option<ClaimDecision> {
         helpers @ Live::Known(_) => helpers_removed(Side::Source, helpers),
     };
     of_source.or_else(|| helpers_removed(Side::Target, &facts.target_helpers))
+}
+
+/// Users do not wait until the mover of the source is deleted: it only reads, and its node may be lost. The source is
+/// released after it.
+fn helpers_gone_for_users(facts: &ClaimFacts) -> Option<ClaimDecision> {
+    match helpers_gone(facts) {
+        Some(ClaimDecision::Await(Waiting::HelpersGone(Side::Source))) => {
+            helpers_removed(Side::Target, &facts.target_helpers)
+        }
+        decision => decision,
+    }
 }
 
 fn handed_over(facts: &ClaimFacts) -> Option<ClaimDecision> {

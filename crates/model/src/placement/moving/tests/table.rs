@@ -222,6 +222,31 @@ fn steps_are_taken_in_order() {
                 retain: false,
             }),
         ),
+        // Users do not wait for a mover that only reads: its node may be lost.
+        (
+            Stage::Committed(GATE),
+            handed_over().with(|facts| {
+                facts.source_helpers = Live::Known(Helpers::Leaving);
+                facts.target = target(false);
+            }),
+            done(ClaimStep::HandOver {
+                target: at("target"),
+                retain: false,
+            }),
+        ),
+        (
+            Stage::Committed(GATE),
+            handed_over().with(|facts| {
+                facts.source_helpers = Live::Known(Helpers::Leaving);
+                facts.target_helpers = Live::Known(Helpers::Leaving);
+            }),
+            wait(Waiting::HelpersGone(Side::Target)),
+        ),
+        (
+            Stage::Retaining(GATE),
+            arrived().with(|facts| facts.source_helpers = Live::Known(Helpers::Leaving)),
+            wait(Waiting::HelpersGone(Side::Source)),
+        ),
         // Step 10
         (
             Stage::Committed(GATE),
