@@ -2,7 +2,10 @@
 //! has to wait. The decisions are in `placement::moving`; a claim is read and written through
 //! `MovedVolume`.
 
-use std::time::Duration;
+use std::{
+    mem::{Discriminant, discriminant},
+    time::Duration,
+};
 
 use futures::future::{join_all, try_join, try_join_all};
 use jiff::Timestamp;
@@ -65,6 +68,8 @@ const LOST_TARGET_PAUSE: Duration = Duration::from_mins(1);
 /// The pause after an error that only a user can fix.
 const ERROR_PAUSE: Duration = Duration::from_mins(1);
 const REFUSED_EVICTION: Duration = Duration::from_secs(5);
+/// More than the writes that any step takes, one after the other.
+const MOST_REPEATS: u32 = 20;
 
 /// Identifies a `VolumeMove`; the uid is needed because names are reused.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -98,6 +103,8 @@ pub(super) struct MoveLoop<'a, H> {
     failed: bool,
     /// Since when each round has failed.
     pub(super) failing: Option<Instant>,
+    /// The last steps, and how often they have been repeated since.
+    repeated: (Vec<(usize, Discriminant<ClaimStep>)>, u32),
     since: WaitClock,
     reported: Option<Instant>,
 }
@@ -127,6 +134,11 @@ pub(super) enum FollowError {
     /// A remote cluster is still being contacted.
     #[error("{0}")]
     NotYet(String),
+    /// Other clients change the objects at the same time, or revert the changes.
+    #[error(
+        "the step {0} is repeated without effect: another client changes the same objects, or reverts what the driver writes"
+    )]
+    Repeated(String),
     #[error("the status cannot be written as JSON: {0}")]
     Unwritable(#[from] serde_json::Error),
 }
@@ -169,6 +181,7 @@ impl<'a, H: MoveHelpers> MoveLoop<'a, H> {
             due: Instant::now(),
             failed: false,
             failing: None,
+            repeated: (Vec::new(), 0),
             since: WaitClock::now(),
             reported: None,
         }
@@ -335,6 +348,7 @@ impl<'a, H: MoveHelpers> MoveLoop<'a, H> {
             }
         }
         self.since.reset();
+        self.repeated = (Vec::new(), 0);
         self.count(seen, &change, &next);
         self.write_status(&seen.of, &next).await
     }
@@ -436,11 +450,26 @@ impl<'a, H: MoveHelpers> MoveLoop<'a, H> {
         // Those of all claims together: a budget may count pods of several claims.
         let refused = evict(self.context.home, &pods.flatten().collect()).await?;
         if refused.is_empty() {
-            return Ok(StepOutcome::Again);
+            return self.unless_repeated(steps);
         }
         let waiting = vec![(0, Waiting::NotEvicted(refused))];
         self.wait(seen, &waiting).await?;
         Ok(StepOutcome::Wait(NextCheck::Within(REFUSED_EVICTION)))
+    }
+
+    fn unless_repeated(&mut self, steps: &[(usize, ClaimStep)]) -> Result<StepOutcome, FollowError> {
+        let kinds: Vec<_> = steps
+            .iter()
+            .map(|(claim, step)| (*claim, discriminant(step)))
+            .collect();
+        let is_repeated = self.repeated.0 == kinds;
+        self.repeated = (kinds, if is_repeated { self.repeated.1 + 1 } else { 0 });
+        let Some((_, step)) = steps.first().filter(|_| self.repeated.1 >= MOST_REPEATS) else {
+            return Ok(StepOutcome::Again);
+        };
+        let name = format!("{step:?}");
+        let end = name.find([' ', '(']).unwrap_or(name.len());
+        Err(FollowError::Repeated(name[..end].to_owned()))
     }
 
     /// Writes to the status what the move waits for, if that has changed.
@@ -449,6 +478,7 @@ impl<'a, H: MoveHelpers> MoveLoop<'a, H> {
         seen: &ObservedMove,
         waiting: &[(usize, Waiting)],
     ) -> Result<StepOutcome, FollowError> {
+        self.repeated = (Vec::new(), 0);
         let mut report = self.since.report(&seen.stage, waiting);
         if report.kept {
             report.waiting_for = report
@@ -520,7 +550,7 @@ impl<'a, H: MoveHelpers> MoveLoop<'a, H> {
         let lasts = self.failing.get_or_insert_with(Instant::now).elapsed();
         let is_final = match error {
             FollowError::Api(error) => error.is_refusal(),
-            FollowError::NotYet(_) => false,
+            FollowError::NotYet(_) | FollowError::Repeated(_) => false,
             FollowError::Unreadable(_) | FollowError::Objects(_) | FollowError::Unwritable(_) => true,
         };
         let is_stalled = is_final || lasts >= STALLED_AFTER;
@@ -535,7 +565,10 @@ impl<'a, H: MoveHelpers> MoveLoop<'a, H> {
         if of.status.as_ref() == Some(&next) {
             return;
         }
-        if self.write_status(&of, &next).await.is_err() && is_stalled {
+        // The status of a move that has ended is not written again.
+        let is_over = matches!(of.stage(), Ok(Stage::Ended(_)));
+        let is_written = !is_over && self.write_status(&of, &next).await.is_ok();
+        if is_stalled && !is_written {
             let events = self.context.events;
             events
                 .publish_on_move(&of, Weight::Warning, "MoveStalled", &why)
@@ -632,7 +665,7 @@ impl<H: MoveHelpers> Rounds for MoveLoop<'_, H> {
                 self.report_error(&error).await;
                 match error {
                     FollowError::Api(error) => return Err(error),
-                    FollowError::NotYet(_) => LEAST_PAUSE,
+                    FollowError::NotYet(_) | FollowError::Repeated(_) => LEAST_PAUSE,
                     FollowError::Unreadable(_) | FollowError::Objects(_) | FollowError::Unwritable(_) => {
                         self.failed = true;
                         ERROR_PAUSE

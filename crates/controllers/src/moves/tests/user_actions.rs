@@ -441,3 +441,26 @@ async fn a_pod_that_starts_later_is_not_evicted_if_nothing_creates_it_again() {
     let volume = world.home_api.object(&volume_path()).unwrap();
     assert_eq!(volume["spec"]["claimRef"]["uid"], UID);
 }
+
+#[tokio::test]
+async fn a_step_that_other_clients_undo_is_reported() {
+    let world = World::evicting().await;
+    let has_plan = |world: &World| {
+        world
+            .read()
+            .unwrap()
+            .status
+            .is_some_and(|it| it.preflight.is_some())
+    };
+    world.carry(has_plan).await;
+    world.home_api.fault(Fault::new("PATCH", CLAIM, Act::Refuse(409)));
+    world.round_after(Some(Duration::from_mins(3))).await.unwrap();
+    let (stalled, why) = world.condition("Stalled").unwrap();
+    assert!(
+        stalled == "True" && why.contains("the step Lock is repeated"),
+        "{why}"
+    );
+    world.home_api.heal();
+    world.to_the_end().await;
+    world.assert_moved();
+}
