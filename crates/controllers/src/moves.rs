@@ -3,8 +3,8 @@
 //! whose users wait. Between two rounds no state is kept but when to run the next one: a new leader
 //! continues from the same objects.
 //!
-//! `preflight` finds what blocks a move, `reachable` what blocks it once the new volumes exist, `status` writes its status, `leftovers` cleans up after moves
-//! whose `VolumeMove` was deleted. The movers, and the twins to which they write, are in the crate
+//! `preflight` finds what blocks a move, `reachable` what blocks it once the new volumes exist, `status`
+//! writes its status, `leftovers` cleans up after moves whose `VolumeMove` was deleted. The movers, and the twins to which they write, are in the crate
 //! `moves`.
 
 mod events;

@@ -40,14 +40,18 @@ impl Cluster {
                 .header(CONTENT_TYPE, "application/json")
                 .body(eviction.to_string().into_bytes())
                 .map_err(kube::Error::HttpError)?;
-            match self.client().request::<Status>(request).await {
-                Ok(_) => Ok(Eviction::Accepted),
+            let status = match self.client().request::<Status>(request).await {
+                Ok(status) if !status.is_failure() => return Ok(Eviction::Accepted),
+                // Two budgets for one pod are answered with the code 201 and this as the object.
+                Ok(failure) => Box::new(failure),
+                Err(kube::Error::Api(status)) => status,
+                Err(other) => return Err(other),
+            };
+            match status.code {
                 // The pod is gone, or another one has its name by now.
-                Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(Eviction::Accepted),
-                Err(kube::Error::Api(status)) if is_refused(&status) => {
-                    Ok(Eviction::Refused(short(&status.message)))
-                }
-                Err(other) => Err(other),
+                404 | 409 => Ok(Eviction::Accepted),
+                _ if is_refused(&status) => Ok(Eviction::Refused(short(&status.message))),
+                _ => Err(kube::Error::Api(status)),
             }
         };
         bounded(self.calls(), self.id().as_str(), "evict", described, ask).await

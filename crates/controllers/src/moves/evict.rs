@@ -3,7 +3,10 @@
 
 use std::collections::BTreeSet;
 
-use k8s_openapi::api::{core::v1::Pod, policy::v1::PodDisruptionBudget};
+use k8s_openapi::api::{
+    core::v1::Pod,
+    policy::v1::{PodDisruptionBudget, PodDisruptionBudgetStatus},
+};
 use kube::ResourceExt;
 
 use crate::{
@@ -27,9 +30,10 @@ pub(super) async fn evict(home: &Cluster, pods: &BTreeSet<&String>) -> Result<Ve
     let Some(namespace) = running.first().and_then(ResourceExt::namespace) else {
         return Ok(Vec::new());
     };
-    let mut refused = over_budget(home, &namespace, &running).await?;
-    // Pods that started after the preflight.
-    refused.extend(running.iter().filter_map(|pod| {
+    let allowed = |budget: &PodDisruptionBudgetStatus| budget.disruptions_allowed;
+    let mut refused = over_budget(home, &namespace, &running, allowed).await?;
+    // Pods that started after the preflight. What has not started is evicted: with a gated claim it never starts.
+    refused.extend(running.iter().filter(|pod| !is_pending(pod)).filter_map(|pod| {
         let why = stays_away(pod)?;
         Some(format!(
             "the pod {namespace}/{} must not be evicted, because {why}: stop it yourself",
@@ -67,12 +71,13 @@ pub(super) fn stays_away(pod: &Pod) -> Option<String> {
     }
 }
 
-/// The budgets that do not allow all of these pods of a namespace to be evicted together. Kubernetes counts only
-/// pods that are ready.
+/// The budgets that do not allow all of these pods of a namespace to be evicted together, by how many evictions each
+/// allows. Kubernetes counts only pods that are ready.
 pub(super) async fn over_budget(
     home: &Cluster,
     namespace: &str,
     pods: &[Pod],
+    allowed: impl Fn(&PodDisruptionBudgetStatus) -> i32,
 ) -> Result<Vec<String>, ApiError> {
     let ready: Vec<&Pod> = pods
         .iter()
@@ -91,10 +96,10 @@ pub(super) async fn over_budget(
         let selector = facts::label_selector(budget.spec.as_ref()?.selector.as_ref()?);
         let its = ready.iter().filter(|pod| selector.admits(pod.labels()));
         let its: Vec<String> = its.map(|pod| pod.name_any()).collect();
-        let allowed = usize::try_from(status.disruptions_allowed).unwrap_or_default();
+        let allowed = usize::try_from(allowed(status)).unwrap_or_default();
         (its.len() > allowed).then(|| {
             format!(
-                "the PodDisruptionBudget {namespace}/{} allows {allowed} evictions now, and {} pods have to be evicted together: {}",
+                "the PodDisruptionBudget {namespace}/{} allows {allowed} evictions, and {} pods have to be evicted together: {}",
                 budget.name_any(),
                 its.len(),
                 its.join(", ")
@@ -102,6 +107,11 @@ pub(super) async fn over_budget(
         })
     });
     Ok(exceeded.collect())
+}
+
+fn is_pending(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    phase == Some("Pending")
 }
 
 fn is_ready(pod: &Pod) -> bool {

@@ -103,6 +103,8 @@ pub(super) struct MoveLoop<'a, H> {
     failed: bool,
     /// Since when each round has failed.
     pub(super) failing: Option<Instant>,
+    /// Whether the last reported error was one of a stalled move, and when.
+    error_reported: Option<(bool, Instant)>,
     /// The last steps, and how often they have been repeated since.
     repeated: (Vec<(usize, Discriminant<ClaimStep>)>, u32),
     since: WaitClock,
@@ -181,6 +183,7 @@ impl<'a, H: MoveHelpers> MoveLoop<'a, H> {
             due: Instant::now(),
             failed: false,
             failing: None,
+            error_reported: None,
             repeated: (Vec::new(), 0),
             since: WaitClock::now(),
             reported: None,
@@ -557,6 +560,13 @@ impl<'a, H: MoveHelpers> MoveLoop<'a, H> {
         if !is_stalled && lasts < REPORTED_AFTER {
             return;
         }
+        // Each round may fail with another text, and each write of the status begins another round.
+        let was_reported =
+            |(stalled, when): &(bool, Instant)| *stalled == is_stalled && when.elapsed() < ERROR_PAUSE;
+        if self.error_reported.as_ref().is_some_and(was_reported) {
+            return;
+        }
+        self.error_reported = Some((is_stalled, Instant::now()));
         let why = error.to_string();
         let (namespace, name) = (&self.key.namespace, &self.key.name);
         tracing::warn!(namespace, name, why, "a move does not continue");
@@ -658,7 +668,7 @@ impl<H: MoveHelpers> Rounds for MoveLoop<'_, H> {
         (self.failed, self.due, self.quiet_until) = (false, Instant::now(), Instant::now());
         let pause = match self.run_until_waiting().await {
             Ok(pause) => {
-                self.failing = None;
+                (self.failing, self.error_reported) = (None, None);
                 pause
             }
             Err(error) => {

@@ -37,7 +37,8 @@ pub(super) async fn unreachable(
     let Some(site) = target else { return Ok(Vec::new()) };
     let is_home = site.remote_cluster().is_none();
     let nodes = nodes(home, site).await?;
-    let uses = |pod: &Pod| !has_ended(pod) && claims_of(pod).iter().any(|name| affinities.contains_key(name));
+    let stays = |pod: &Pod| !has_ended(pod) && pod.metadata.deletion_timestamp.is_none();
+    let uses = |pod: &Pod| stays(pod) && claims_of(pod).iter().any(|name| affinities.contains_key(name));
     let mut found = Vec::new();
     for pod in home.within::<Pod>(namespace).find(uses).await? {
         let mut its = Vec::new();

@@ -54,6 +54,8 @@ pub(super) fn checked(
     now: Timestamp,
 ) -> VolumeMoveStatus {
     let mut next = NextStatus::of(of, now);
+    next.status.waiting_for = None;
+    next.clear_condition(Condition::Stalled, "Progressing", "the move continues");
     if findings.is_empty() {
         next.status.claims = claims;
         let cold = next.status.claims.iter().filter_map(|claim| {

@@ -20,6 +20,9 @@ pub enum Act {
     Forbid(&'static str),
     /// Refuses the request with this code and message.
     Deny(u16, &'static str),
+    /// Answers with the code 201, and as the object a failure with this code and message, as evictions of pods with two
+    /// budgets are.
+    Fail(u16, &'static str),
     /// Handles the request, then answers with this code: the real answer is lost.
     DoAndRefuse(u16),
     /// Answers a change with the unchanged object: a webhook has reverted the change.

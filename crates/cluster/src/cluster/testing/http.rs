@@ -113,6 +113,9 @@ async fn serve(State(server): State<Arc<Server>>, request: Request<Body>) -> Res
             (StatusCode::FORBIDDEN, Json(status(403, "Forbidden", message))).into_response()
         }
         Some(Act::Deny(code, message)) => refusal(code, message),
+        Some(Act::Fail(code, message)) => {
+            (StatusCode::CREATED, Json(status(code, message, message))).into_response()
+        }
         Some(Act::DoAndRefuse(code)) => {
             act(&server.store, &method, &path, &query, lists, &body);
             refusal(code, "scripted")

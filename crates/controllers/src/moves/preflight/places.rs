@@ -9,6 +9,7 @@ use crate::{
     cluster::{Cluster, facts, slim::consumer},
     placement::{Consumer, Taint},
     topology::Node,
+    volume::has_domain,
 };
 
 /// What keeps pods from running at the target.
@@ -16,7 +17,8 @@ use crate::{
 pub(super) struct Unfit {
     /// What remains so unless somebody changes it.
     pub(super) certain: Vec<String>,
-    /// What may be different for new pods: admission adds the tolerations of virtual nodes.
+    /// What may be different for new pods: admission adds the tolerations of virtual nodes, nodes recover, and an
+    /// autoscaler adds others.
     pub(super) possible: Vec<String>,
 }
 
@@ -36,12 +38,20 @@ pub(super) async fn unfit(home: &Cluster, pods: &[Pod], target: &TargetSite) -> 
     if nodes.is_empty() {
         return Ok(unfit);
     }
-    for pod in pods.iter().map(consumer) {
-        let Some((why, is_taint)) = why_unfit(&pod, &nodes) else {
+    let staying = pods
+        .iter()
+        .filter(|pod| pod.metadata.deletion_timestamp.is_none());
+    for pod in staying.map(consumer) {
+        let Some((why, taint)) = why_unfit(&pod, &nodes) else {
             continue;
         };
         let why = format!("the pod {} could not run at the target: {why}", pod.name);
-        if is_taint && matches!(target, TargetSite::Remote(..)) {
+        let may_change = match (target, taint) {
+            (TargetSite::Home(None), _) => true,
+            (TargetSite::Remote(..), taint) => taint.is_some(),
+            (_, taint) => taint.is_some_and(|taint| has_domain(&taint.key, "node.kubernetes.io")),
+        };
+        if may_change {
             unfit.possible.push(why);
         } else {
             unfit.certain.push(why);
@@ -50,12 +60,12 @@ pub(super) async fn unfit(home: &Cluster, pods: &[Pod], target: &TargetSite) -> 
     Ok(unfit)
 }
 
-/// Why a pod could run on none of these nodes, and whether that is because of a taint.
-fn why_unfit(pod: &Consumer, nodes: &[(Node, Vec<Taint>)]) -> Option<(String, bool)> {
+/// Why a pod could run on none of these nodes, and because of which taint, if so.
+fn why_unfit<'a>(pod: &Consumer, nodes: &'a [(Node, Vec<Taint>)]) -> Option<(String, Option<&'a Taint>)> {
     let mut selected = nodes.iter().filter(|(node, _)| pod.selects(node)).peekable();
     if selected.peek().is_none() {
         let why = "its nodeSelector and its node affinity exclude all nodes there";
-        return Some((why.to_owned(), false));
+        return Some((why.to_owned(), None));
     }
     let mut tainted = None;
     for (node, taints) in selected {
@@ -67,6 +77,6 @@ fn why_unfit(pod: &Consumer, nodes: &[(Node, Vec<Taint>)]) -> Option<(String, bo
             "it does not tolerate the taint {} of the node {}",
             taint.key, node.name
         );
-        (why, true)
+        (why, Some(taint))
     })
 }

@@ -4,7 +4,10 @@
 use std::collections::BTreeSet;
 
 use futures::future::try_join_all;
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::{
+    core::v1::{PersistentVolume, PersistentVolumeClaim, Pod},
+    policy::v1::PodDisruptionBudgetStatus,
+};
 use kube::ResourceExt;
 
 use super::{
@@ -38,7 +41,9 @@ pub(super) async fn findings(
     if request.quiesce == Quiesce::Evict {
         let evictions = pods.iter().map(|pod| eviction(home, namespace, pod));
         findings.extend(try_join_all(evictions).await?.into_iter().flatten());
-        findings.extend(over_budget(home, namespace, &pods).await?);
+        // If all its pods are healthy, as they may be by the time of the evictions.
+        let most = |budget: &PodDisruptionBudgetStatus| budget.expected_pods - budget.desired_healthy;
+        findings.extend(over_budget(home, namespace, &pods, most).await?);
     }
     let mut notes = Vec::new();
     if let Some(target) = target {
