@@ -27,13 +27,17 @@ use crate::{
 /// them is treated as unreachable.
 const FIRST_VIEW: Duration = Duration::from_secs(2);
 
-/// Whether a `VolumeMove` of this uid may exist; only then its marks count. There are few, and they are
-/// read only where there is a mark. If they cannot be read, or the kind is unknown, it may exist.
+/// Whether a `VolumeMove` of this uid may exist; only then its marks count. They are read only where there is a mark,
+/// and all of them only if the view does not show it. If they cannot be read, or the kind is unknown, it may exist.
 pub async fn exists(home: &Cluster, by: &MoveUid) -> bool {
-    let moves = home.all::<PartialObjectMeta<VolumeMove>>();
-    let is_it =
-        |one: PartialObjectMeta<VolumeMove>| (one.metadata.uid.as_deref() == Some(by.as_str())).then_some(());
-    let found = moves.pick(None, None, is_it).await;
+    let is_it = |one: &PartialObjectMeta<VolumeMove>| one.metadata.uid.as_deref() == Some(by.as_str());
+    let seen = home.views().moves.all();
+    if let Some(seen) = seen.iter().find(|seen| seen.uid == by.as_str()) {
+        let moves = home.within::<PartialObjectMeta<VolumeMove>>(&seen.name.namespace);
+        let found = moves.get_or_gone(&seen.name.name).await;
+        return found.map_or(true, |found| found.is_some_and(|found| is_it(&found)));
+    }
+    let found = home.all::<PartialObjectMeta<VolumeMove>>().find(is_it).await;
     found.map_or(true, |found| !found.is_empty())
 }
 

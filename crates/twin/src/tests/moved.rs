@@ -89,7 +89,19 @@ async fn a_volume_that_is_being_moved_is_attached_only_for_its_mover() {
     );
     assert!(attachments(&world).is_empty());
     let mover = Caller::read(Some(&format!("source:{MOVE}"))).unwrap();
+    while world.home.views().moves.all().is_empty() {
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
+    let lists_of_all = |world: &World| {
+        let requests = world.api.requests();
+        requests
+            .iter()
+            .filter(|it| it.ends_with("/v1alpha1/volumemoves"))
+            .count()
+    };
+    let before = lists_of_all(&world);
     publish_as(&world, &registry, &mover).await.unwrap();
+    assert_eq!(lists_of_all(&world), before, "the view names the move");
     mark_twin(&world, &format!("given-back:{MOVE}:1"));
     let lists = |world: &World| {
         let requests = world.api.requests();
