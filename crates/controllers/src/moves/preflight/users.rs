@@ -49,7 +49,8 @@ pub(super) async fn findings(
     if let Some(target) = target {
         let Unfit { certain, possible } = places::unfit(home, &pods, target).await?;
         if request.quiesce == Quiesce::Evict {
-            let way_out = "change its template, and restart it, before the move";
+            let way_out = "change its template, or the offloading strategy, and restart it first, or stop it yourself, with \
+                           quiesce.mode Wait";
             findings.extend(certain.iter().map(|why| format!("{why}: {way_out}")));
         } else {
             let way_out = "change its template before you start it again";
