@@ -109,15 +109,12 @@ impl Cluster {
             None if is_chosen => (Some(Kubeconfig::read()?), found()),
             None => (None, String::new()),
         };
-        let (config, current) = match file {
-            Some(file) => {
-                let current = file.current_context.clone();
-                (of_entry(file, entry, &path).await?, current)
-            }
-            None => {
-                let found = Kubeconfig::read().ok();
-                (Config::infer().await?, found.and_then(|it| it.current_context))
-            }
+        let (config, current) = if let Some(file) = file {
+            let current = file.current_context.clone();
+            (of_entry(file, entry, &path).await?, current)
+        } else {
+            let found = Kubeconfig::read().ok();
+            (Config::infer().await?, found.and_then(|it| it.current_context))
         };
         // With --cluster, the context is that of another cluster.
         let context = entry.context.as_ref().or(current.as_ref());
