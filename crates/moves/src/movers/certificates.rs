@@ -56,9 +56,13 @@ fn files(identity: Identity) -> [(&'static str, String); 3] {
     ]
 }
 
+/// The age at which new certificates are issued.
+pub(super) fn renewal(is_gated: bool) -> Duration {
+    if is_gated { RENEWAL_WHILE_GATED } else { RENEWAL }
+}
+
 /// Whether new certificates must be issued.
-pub(super) fn is_old(issued: &Secret, is_gated: bool, now: Timestamp) -> bool {
-    let renewal = if is_gated { RENEWAL_WHILE_GATED } else { RENEWAL };
+pub(super) fn is_old(issued: &Secret, renewal: Duration, now: Timestamp) -> bool {
     let since = issued.metadata.creation_timestamp.as_ref();
     let age = since.and_then(|since| Duration::try_from(now.duration_since(since.0)).ok());
     age.is_some_and(|age| age >= renewal)

@@ -44,7 +44,7 @@ impl MoverSide<'_> {
             return Ok(Applied::ChangedMeanwhile);
         };
         let issued = match self.issued().await? {
-            Some(issued) if certificates::is_old(&issued, self.is_gated, Timestamp::now()) => {
+            Some(issued) if certificates::is_old(&issued, self.renewal, Timestamp::now()) => {
                 return self.forget_certificates(&issued).await;
             }
             Some(issued) => issued,

@@ -2,7 +2,7 @@
 //! of a move are never changed but replaced, in two steps: the old pod is deleted before the new one is
 //! created.
 
-use std::net::IpAddr;
+use std::{net::IpAddr, time::Duration};
 
 use jiff::Timestamp;
 use k8s_openapi::api::{
@@ -65,8 +65,8 @@ pub(super) struct MoverSide<'a> {
     pub(super) nodes: Vec<String>,
     /// The node where the source was read last, if the mover may run on any node.
     pub(super) before: Option<PreviousNode>,
-    /// Whether a move has gated the volume.
-    pub(super) is_gated: bool,
+    /// The age at which its certificates are replaced.
+    pub(super) renewal: Duration,
     /// The size in bytes of a volume of mode Block.
     pub(super) device: Option<u64>,
     /// Whether the driver of a remote source cannot mount it read-only. Only read while there is no mover.
@@ -134,7 +134,7 @@ impl<'a> MoverSide<'a> {
             certificates: None,
             nodes: Vec::new(),
             before: None,
-            is_gated: outer.is_some_and(|outer| is_gated(outer.annotations())),
+            renewal: certificates::renewal(outer.is_some_and(|outer| is_gated(outer.annotations()))),
             device: outer.and_then(volume::device),
             is_never_read_only: false,
             level: None,
@@ -385,7 +385,7 @@ impl<'a> MoverSide<'a> {
             Side::Target => self.certificates.clone(),
             Side::Source => self.issued().await?,
         };
-        let is_usable = |issued: &Secret| !certificates::is_old(issued, self.is_gated, Timestamp::now());
+        let is_usable = |issued: &Secret| !certificates::is_old(issued, self.renewal, Timestamp::now());
         let Some(issued) = issued.filter(is_usable) else {
             return Ok(Live::Known(Helpers::Incomplete));
         };

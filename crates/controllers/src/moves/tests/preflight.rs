@@ -309,7 +309,7 @@ async fn pods_that_could_not_run_at_the_target_are_reported() {
     let world = World::new(to_milan(&json!({}))).await;
     let taint = json!([{"key": "virtual", "effect": "NoExecute"}]);
     world.home_api.change("/api/v1/nodes/milan", |node| {
-        node["spec"]["taints"] = taint.clone()
+        node["spec"]["taints"] = taint.clone();
     });
     world.carry(|world| world.stage() != Stage::Checking).await;
     let (status, message) = world.condition("Checked").unwrap();
