@@ -1,6 +1,7 @@
 package chart
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -32,8 +33,10 @@ func TestEachVirtualNodeHasAPort(t *testing.T) {
 
 // Nodes and clusters with IPv6 only have no 0.0.0.0.
 func TestNoContainerListensOnIPv4Only(t *testing.T) {
+	values := maps.Clone(everything)
+	values["fabric"] = Values{"enabled": true}
 	var names []string
-	for _, object := range render(t, everything) {
+	for _, object := range render(t, values) {
 		var pod corev1.PodSpec
 		switch one := object.(type) {
 		case *appsv1.Deployment:
