@@ -81,10 +81,10 @@ impl Two {
     async fn connect_as(&self, request: &Request, said: (&str, &str, &str)) -> Outcome<ExitCode> {
         let (home, remote) = self.ends().await;
         let endpoint = endpoint();
-        let connecting = async {
+        let connecting = Box::pin(async {
             let existing = home.existing(&request.name).await?;
             connect(&home, &existing, &remote, &endpoint, request).await
-        };
+        });
         self.while_said(connecting, said).await
     }
 
@@ -265,7 +265,7 @@ async fn the_second_run_keeps_the_address() {
     };
     let (home, _) = two.ends().await;
     let (token, request, earlier) = (two.token(), request(), two.home.requests().len());
-    let connecting = by_kubeconfig(&home, &remote, None, &request);
+    let connecting = Box::pin(by_kubeconfig(&home, &remote, None, &request));
     let outcome = two.while_said(connecting, ("True", "Usable", "")).await;
     assert_eq!(outcome.unwrap(), ExitCode::SUCCESS);
     assert_ne!(two.token(), token);
@@ -284,7 +284,7 @@ async fn the_second_run_keeps_the_address() {
                     contexts: [{name: r, context: {cluster: r, user: r}}]\n";
         secret["data"]["kubeconfig"] = json!(k8s_openapi::ByteString(text.into()));
     });
-    let why = said(by_kubeconfig(&home, &remote, None, &request).await);
+    let why = said(Box::pin(by_kubeconfig(&home, &remote, None, &request)).await);
     assert!(why.contains("proxy-url") && why.contains("--server"), "{why}");
 }
 

@@ -27,6 +27,13 @@ fn cluster(conditions: &Value) -> Value {
     })
 }
 
+fn unreachable(spec: Value) -> Value {
+    let unmet = json!([{"type": "Ready", "status": "False", "reason": "Unreachable", "message": "no answer", "lastTransitionTime": LONG_AGO}]);
+    let mut cluster = cluster(&unmet);
+    cluster["spec"] = spec;
+    cluster
+}
+
 fn routed(name: &str, cidr: &str) -> Value {
     let met = json!([{"type": "Ready", "status": "True", "reason": "Ready", "message": "", "lastTransitionTime": LONG_AGO}]);
     let mut cluster = cluster(&met);
@@ -211,13 +218,8 @@ fn the_fabric_is_checked() {
         (
             "a cluster of another tool that is not ready",
             |it| {
-                with(it, |it| {
-                    let unmet = json!([{"type": "Ready", "status": "False", "reason": "Unreachable", "message": "no answer",
-                        "lastTransitionTime": LONG_AGO}]);
-                    let mut of_nodes = cluster(&unmet);
-                    of_nodes["spec"] = json!({"nodeSelector": {"matchLabels": {"to": "milan"}}, "kubeconfigSecretRef": {"name": "milan"}});
-                    it.clusters = listing([of_nodes]);
-                });
+                let spec = json!({"nodeSelector": {"matchLabels": {"to": "milan"}}, "kubeconfigSecretRef": {"name": "milan"}});
+                with(it, |it| it.clusters = listing([unreachable(spec)]));
             },
             E,
             ["RemoteCluster milan", "created there: no answer.", "clusters"],
@@ -225,13 +227,8 @@ fn the_fabric_is_checked() {
         (
             "a cluster that Liqo declares and that is not ready",
             |it| {
-                with(it, |it| {
-                    let unmet = json!([{"type": "Ready", "status": "False", "reason": "Unreachable", "message": "no answer",
-                        "lastTransitionTime": LONG_AGO}]);
-                    let mut declared = cluster(&unmet);
-                    declared["spec"] = json!({"discoveredFrom": {"fabric": "Liqo"}});
-                    it.clusters = listing([declared]);
-                });
+                let spec = json!({"discoveredFrom": {"fabric": "Liqo"}});
+                with(it, |it| it.clusters = listing([unreachable(spec)]));
             },
             W,
             ["RemoteCluster milan", "created there: no answer.", "clusters"],
