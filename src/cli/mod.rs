@@ -132,7 +132,7 @@ pub fn run() -> ExitCode {
 
 /// Prints what clap answers itself: help, the version, or what is wrong.
 fn explain(error: &clap::Error) -> ExitCode {
-    // Without the stream nobody reads it.
+    // If stdout or stderr is closed, there is nowhere else to print it.
     let _printed = error.print();
     if error.use_stderr() {
         ExitCode::from(USAGE)

@@ -39,15 +39,21 @@ pub(super) async fn unreachable(
     let nodes = nodes(home, site).await?;
     let stays = |pod: &Pod| !has_ended(pod) && pod.metadata.deletion_timestamp.is_none();
     let uses = |pod: &Pod| stays(pod) && claims_of(pod).iter().any(|name| affinities.contains_key(name));
+    let pods = home.within::<Pod>(namespace).find(uses).await?;
     let mut found = Vec::new();
-    for pod in home.within::<Pod>(namespace).find(uses).await? {
+    for pod in pods {
         let mut its = Vec::new();
         for name in claims_of(&pod) {
             let affinity = match affinities.get(&name) {
-                Some(new) => new.clone(),
+                Some(known) => known.clone(),
                 // In a remote cluster, only the driver there knows the nodes.
                 None if !is_home || is_ephemeral_claim(&pod, &name) => None,
-                None => affinity_of(home, namespace, &name).await?,
+                None => {
+                    let volume = volume_of(home, namespace, &name).await?;
+                    let affinity = volume.as_ref().and_then(facts::affinity);
+                    affinities.insert(name, affinity.clone());
+                    affinity
+                }
             };
             its.extend(affinity);
         }
@@ -106,12 +112,15 @@ async fn affinity(site: &Site) -> Result<Option<NodeSelector>, ApiError> {
     Ok(real.as_ref().and_then(facts::affinity))
 }
 
-/// From where the PV of another claim is accessible.
-async fn affinity_of(home: &Cluster, namespace: &str, name: &str) -> Result<Option<NodeSelector>, ApiError> {
-    let claim = home.within::<PersistentVolumeClaim>(namespace).get(name).await?;
-    let Some(volume) = claim.as_ref().and_then(reading::volume_name) else {
-        return Ok(None);
-    };
-    let volume = home.all::<PersistentVolume>().get(volume).await?;
-    Ok(volume.as_ref().and_then(facts::affinity))
+/// The PV of a claim.
+pub(super) async fn volume_of(
+    home: &Cluster,
+    namespace: &str,
+    claim: &str,
+) -> Result<Option<PersistentVolume>, ApiError> {
+    let claim = home.within::<PersistentVolumeClaim>(namespace).get(claim).await?;
+    match claim.as_ref().and_then(reading::volume_name) {
+        Some(volume) => home.all::<PersistentVolume>().get(volume).await,
+        None => Ok(None),
+    }
 }

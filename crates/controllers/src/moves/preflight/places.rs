@@ -15,9 +15,9 @@ use crate::{
 /// What keeps pods from running at the target.
 #[derive(Default)]
 pub(super) struct Unfit {
-    /// What remains so unless somebody changes it.
+    /// Reasons that last until a user changes the pod, or the nodes.
     pub(super) certain: Vec<String>,
-    /// What may be different for new pods: admission adds the tolerations of virtual nodes, nodes recover, and an
+    /// Reasons that may not apply to new pods: admission adds the tolerations of virtual nodes, nodes recover, and an
     /// autoscaler adds others.
     pub(super) possible: Vec<String>,
 }

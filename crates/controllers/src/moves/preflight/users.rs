@@ -4,10 +4,7 @@
 use std::collections::BTreeSet;
 
 use futures::future::try_join_all;
-use k8s_openapi::api::{
-    core::v1::{PersistentVolume, PersistentVolumeClaim, Pod},
-    policy::v1::PodDisruptionBudgetStatus,
-};
+use k8s_openapi::api::{core::v1::Pod, policy::v1::PodDisruptionBudgetStatus};
 use kube::ResourceExt;
 
 use super::{
@@ -20,7 +17,10 @@ use crate::{
         Cluster, Eviction, facts,
         slim::{claims_of, has_ended, is_ephemeral_claim},
     },
-    moves::evict::{may_be_evicted, over_budget, stays_away},
+    moves::{
+        evict::{may_be_evicted, over_budget, stays_away},
+        reachable::volume_of,
+    },
     placement::moving::Quiesce,
     volume::DRIVER_NAME,
 };
@@ -110,17 +110,7 @@ async fn sibling(
         // The claim is deleted with this pod; the next pod gets a new one on its node.
         return Ok(None);
     }
-    let Some(found) = home.within::<PersistentVolumeClaim>(namespace).get(claim).await? else {
-        return Ok(None);
-    };
-    let Some(volume) = found
-        .spec
-        .and_then(|spec| spec.volume_name)
-        .filter(|name| !name.is_empty())
-    else {
-        return Ok(None);
-    };
-    let Some(volume) = home.all::<PersistentVolume>().get(&volume).await? else {
+    let Some(volume) = volume_of(home, namespace, claim).await? else {
         return Ok(None);
     };
     let csi = volume.spec.as_ref().and_then(|spec| spec.csi.as_ref());
