@@ -28,8 +28,8 @@ use crate::{
         surroundings::{ask, classes},
     },
     volume::{
-        Access, AccessMode, Capabilities, Capability, Parameters, SizeRange, VolumeMode, VolumeSpec,
-        attributes_class, mark, moving::TargetMark,
+        Access, AccessMode, Capabilities, Capability, Parameters, SizeRange, SpecError, VolumeMode,
+        VolumeSpec, attributes_class, can_be_attached, mark, moving::TargetMark,
     },
 };
 
@@ -134,12 +134,17 @@ impl Origin {
             ..Parameters::default()
         };
         let bytes = i64::try_from(self.bytes()).unwrap_or(i64::MAX);
+        let capabilities = self.capabilities(of).map_err(TargetError::from)?;
+        let at_home = moved.site(Side::Target)?.remote_cluster().is_none();
+        if at_home && !can_be_attached(capabilities.access_modes()) {
+            return Err(TargetError::from(SpecError::NotAttachable).into());
+        }
         Ok(CreateRequest {
             volume: moved.volume().clone(),
             request_name: moved.volume().to_string(),
             spec: VolumeSpec {
                 size: SizeRange::new(bytes, 0).map_err(TargetError::from)?,
-                capabilities: self.capabilities(of).map_err(TargetError::from)?,
+                capabilities,
                 parameters,
                 source: None,
                 attributes: self.attributes(moved).await?,
@@ -149,7 +154,7 @@ impl Origin {
         })
     }
 
-    fn capabilities(&self, of: &MoveRequest) -> Result<Capabilities, crate::volume::SpecError> {
+    fn capabilities(&self, of: &MoveRequest) -> Result<Capabilities, SpecError> {
         let spec = self.outer.spec.as_ref();
         let modes = spec.and_then(|spec| spec.access_modes.as_ref());
         let modes = match &of.access_modes {

@@ -58,6 +58,28 @@ async fn the_user_may_name_a_class_that_is_allowed_and_modes() {
     assert_eq!(twin["spec"]["accessModes"], json!(["ReadWriteMany"]));
 }
 
+/// The preflight and the creation of the twin give the same reason.
+#[tokio::test]
+async fn at_home_access_modes_that_cannot_be_attached_are_refused() {
+    for (way, refused) in [(Way::Home, true), (Way::Within, true), (Way::Out, false)] {
+        let world = World::new(way).await;
+        let path = format!("{VOLUMES}/{}", name());
+        let mut outer = world.api.object(&path).unwrap();
+        outer["spec"]["accessModes"] = json!(["ReadWriteOnce", "ReadOnlyMany"]);
+        world.api.remove(&path);
+        world.api.put(&path, outer);
+        let told = target_class(&world.moved, &Policy::default(), &world.of).await;
+        let made = world.make_target().await;
+        if refused {
+            let told = told.unwrap().unwrap().unwrap_err().to_string();
+            assert!(told.contains("ReadWriteOnce and ReadOnlyMany"), "{told}");
+            assert_eq!(made.unwrap_err().to_string(), told);
+        } else {
+            assert_eq!(made.unwrap(), Applied::Done);
+        }
+    }
+}
+
 /// `liqo-csi move undo` requests it by name.
 #[tokio::test]
 async fn any_user_may_choose_the_class_of_a_new_claim() {
