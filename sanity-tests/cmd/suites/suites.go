@@ -110,7 +110,7 @@ var suites = []suite{
 	labTestsOf(inPart, goTest("storage", "sanity-tests", sharedLab, 20*time.Minute, "-parallel=6", "./e2e/storage")),
 	labTestsOf(inPart, goTest("fabric", "sanity-tests", sharedLab, 15*time.Minute, "-parallel=6", "./e2e/fabric")),
 	labTestsOf(inPart, goTest("driver", "sanity-tests", sharedLab, 45*time.Minute, "-parallel=16", "./e2e/driver")),
-	labTestsOf(inPart, goTest("remote", "sanity-tests", sharedLab, 45*time.Minute, "-parallel=16", "./e2e/remote")),
+	labTestsOf(inPart, goTest("remote", "sanity-tests", sharedLab, 45*time.Minute, "-parallel=8", "./e2e/remote")),
 	labTestsOf(inPart, goTest("offload", "sanity-tests", sharedLab, 30*time.Minute, "-parallel=6", "./e2e/offload")),
 	labTestsOf(inPart, goTest("pages", "sanity-tests", sharedLab, 25*time.Minute, "./e2e/pages")),
 	labTestsOf(inPart, goTest("move", "sanity-tests", sharedLab, 15*time.Minute, "./e2e/move")),
