@@ -26,9 +26,12 @@ use crate::{
     cluster::{ApiError, Cluster, Objects},
     fleet::{Registry, Unreachable},
     movers::{HelperError, TargetError},
-    placement::moving::{
-        ClaimFacts, ClaimNow, Copied, Helpers, Live, Recorded, RemoteVolume, Side, SourceTwin, TargetTwin,
-        Users, VolumeNow,
+    placement::{
+        DeleteRefusal,
+        moving::{
+            ClaimFacts, ClaimNow, Copied, Helpers, Live, Recorded, RemoteVolume, Side, SourceTwin,
+            TargetTwin, Users, VolumeNow,
+        },
     },
     topology::AffinityError,
     twin::Site,
@@ -162,11 +165,8 @@ pub enum GateError {
     Unbound { twin: String, cluster: String },
     #[error("the new twin {twin}: {error}")]
     Nowhere { twin: String, error: AffinityError },
-    #[error(
-        "the source is not deleted: {0} is a clone of it and does not have the data yet. In another cluster it may be copied only \
-         when a pod with the claim is there. If the clone is not needed, delete its claim or, without one, its twin"
-    )]
-    ToBeCopied(String),
+    #[error("the source is not deleted: {0}")]
+    SourceKept(DeleteRefusal),
     /// Another claim has the name of a twin.
     #[error(
         "the claim {twin} in the cluster {cluster} has the name that the twin of this move needs: delete it; the data is safe, and \

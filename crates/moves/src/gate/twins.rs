@@ -12,7 +12,10 @@ use super::{
 };
 use crate::{
     observe::crash::{self, Step},
-    placement::moving::{AsRead, Side},
+    placement::{
+        DeleteRefusal,
+        moving::{AsRead, Side},
+    },
     twin::{Site, copy_to_come, has_finalizer, restore_reclaim_policy, retain, withdraw::release_reserved},
     volume::{
         ReclaimPolicy,
@@ -101,7 +104,7 @@ impl MovedVolume {
         if twin.object.metadata.deletion_timestamp.is_none()
             && let Some(copy) = copy_to_come(site).await?
         {
-            return Err(GateError::ToBeCopied(copy));
+            return Err(GateError::SourceKept(DeleteRefusal::ToBeCopied(copy)));
         }
         let settled = self.settle(site, &twin.object, policy, Step::MoveRetainSource);
         if settled.await? == Applied::ChangedMeanwhile {
