@@ -56,15 +56,15 @@ async fn under_other_names(home: &Cluster, volume: &VolumeName) -> Result<Vec<Ar
     home.all::<PersistentVolume>().pick(None, None, other).await
 }
 
-/// The PVs of a volume that do not have its name, read live, in words. Users create them for the same data, for
-/// example to rescue or share it; those of movers do not count.
-pub async fn second_pvs(home: &Cluster, id: &VolumeId) -> Result<Vec<String>, ApiError> {
+/// The PVs of a volume besides that of its claim, which has the name `own`, read live, in words. Users create several
+/// for the same data, for example to rescue or share it; those of movers do not count.
+pub async fn second_pvs(home: &Cluster, id: &VolumeId, own: &str) -> Result<Vec<String>, ApiError> {
     let described = |found: PersistentVolume| {
         let name = found.name_any();
         let spec = found.spec.as_ref()?;
         let csi = spec.csi.as_ref().filter(|csi| csi.driver == DRIVER_NAME)?;
         let is_second = csi.volume_handle.parse().ok().as_ref() == Some(id)
-            && name != id.name.as_str()
+            && name != own
             && !found.labels().contains_key(mark::MOVE);
         let of = spec.claim_ref.as_ref();
         let of = of.map(|claim| format!(" (of the claim {})", facts::claim_name(claim)));

@@ -244,8 +244,10 @@ impl Run<'_> {
             twin.as_ref(),
             self.request.force_managed,
         );
-        if let Some(id) = observed.outer.as_ref().and_then(volume_id) {
-            let others = second_pvs(cluster, &id).await?;
+        if let Some(outer) = &observed.outer
+            && let Some(id) = volume_id(outer)
+        {
+            let others = second_pvs(cluster, &id, &outer.name_any()).await?;
             if !others.is_empty() {
                 found.push(Obstacle::SecondVolumes(others));
             }

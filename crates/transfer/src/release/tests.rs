@@ -484,6 +484,30 @@ async fn a_second_pv_of_the_volume_blocks_the_release() {
     world.assert_clean();
 }
 
+/// A user has bound the claim to another PV for the same data, for example after the first one was deleted.
+#[tokio::test]
+async fn the_pv_of_the_claim_is_not_a_second_one_whatever_its_name() {
+    let world = World::new("Retain", "Delete").await;
+    let own = format!("{VOLUMES}rescue");
+    let mut rescue = world.api.object(&outer_path()).unwrap();
+    rescue["metadata"] = json!({"finalizers": ["kubernetes.io/pv-protection"]});
+    world.api.put(&own, rescue);
+    world.api.change(CLAIM, |claim| {
+        claim["spec"]["volumeName"] = "rescue".into();
+    });
+    let error = world.release().await.unwrap_err().to_string();
+    assert!(
+        error.contains(&format!("the PersistentVolume pvc-{UID} (of the claim")),
+        "{error}"
+    );
+    assert!(!error.contains("the PersistentVolume rescue"), "{error}");
+
+    world.api.remove(&outer_path());
+    world.release().await.unwrap();
+    assert_eq!(world.api.object(&own), None, "the virtual PV is left");
+    world.assert_released("Retain");
+}
+
 #[tokio::test]
 async fn a_pod_created_before_the_deletion_rolls_back() {
     for writes in 1..=5 {

@@ -83,7 +83,7 @@ pub(super) async fn read_claim(home: &Cluster, name: &ClaimName) -> ApiResult<Re
             id.name
         ));
     }
-    let others = second_pvs(home, &id).await?;
+    let others = second_pvs(home, &id, id.name.as_str()).await?;
     if !others.is_empty() {
         return refused(&format!(
             "the PersistentVolume {} has the same volume, and would not lead to its data after the move: set it to Retain and delete it first",
