@@ -9,6 +9,7 @@ use std::{io, os::unix::fs::FileTypeExt, path::Path, process::Command};
 use super::{
     format::{self, FormatError},
     host::{HostFile, HostRoot},
+    mountinfo::Mount,
     mounts::{self, MountError},
 };
 use crate::volume::{DataPath, RealSource, VolumeMode};
@@ -220,8 +221,7 @@ fn stage_device(device: &Path, staging: &Path, fs_type: &str, options: &[String]
 /// The kernel cannot mount NFS by itself: the program looks up names and protocol versions.
 fn stage_nfs(export: &str, staging: &Path, options: &[String], read_only: bool) -> Result<(), DirectError> {
     if let Some(found) = mounts::settled(staging)?.and_then(|at| mounts::table().ok()?.at(&at).cloned()) {
-        let is_it = found.fs_type.starts_with("nfs") && found.source == export;
-        return if is_it {
+        return if shows_export(&found, export) {
             Ok(())
         } else {
             Err(MountError::occupied(staging, &found).into())
@@ -242,6 +242,11 @@ fn stage_nfs(export: &str, staging: &Path, options: &[String], read_only: bool) 
         path: staging.display().to_string(),
         cause,
     })
+}
+
+/// Whether a mount is that of this export. The kernel may show that of NFS 4 with other slashes.
+fn shows_export(found: &Mount, export: &str) -> bool {
+    found.fs_type.starts_with("nfs") && Path::new(&found.source) == Path::new(export)
 }
 
 fn export(server: &str, path: &str) -> String {
@@ -365,5 +370,40 @@ mod tests {
         assert_eq!(export("nas.example", "/srv"), "nas.example:/srv");
         assert_eq!(export("fd00::1", "/srv"), "[fd00::1]:/srv");
         assert_eq!(export("[fd00::1]", "/srv"), "[fd00::1]:/srv");
+    }
+
+    #[test]
+    fn a_mount_of_the_export_is_recognised_as_the_kernel_writes_it() {
+        let mounted = |fs_type: &str, source: &str| Mount {
+            point: "/staging".into(),
+            root: "/".into(),
+            device: (0, 45),
+            fs_type: fs_type.into(),
+            source: source.into(),
+            options: Vec::new(),
+        };
+        for path in ["/srv/data", "/srv/data/", "/srv//data"] {
+            let export = export("nas.example", path);
+            for source in [
+                "nas.example:/srv/data",
+                "nas.example:/srv/data/",
+                "nas.example://srv/data",
+            ] {
+                assert!(
+                    shows_export(&mounted("nfs4", source), &export),
+                    "{path} as {source}"
+                );
+            }
+        }
+        for (fs_type, source) in [
+            ("nfs4", "nas.example:/srv"),
+            ("nfs4", "other.example:/srv/data"),
+            ("ext4", "nas.example:/srv/data"),
+        ] {
+            assert!(
+                !shows_export(&mounted(fs_type, source), "nas.example:/srv/data/"),
+                "{source}"
+            );
+        }
     }
 }

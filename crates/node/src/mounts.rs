@@ -156,8 +156,7 @@ pub fn mount_device(
     let target = settled(target)?.unwrap_or_else(|| target.to_owned());
     if let Some(found) = table()?.at(&target) {
         let number = fs::metadata(device).map_err(failed("reading", device))?.rdev();
-        let is_it = found.source == device.as_os_str() || found.device == split(number);
-        return if is_it {
+        return if is_of_device(found, number) {
             Ok(())
         } else {
             Err(MountError::occupied(&target, found))
@@ -290,6 +289,12 @@ fn same_file(a: &Path, b: &Path) -> Result<bool, MountError> {
     Ok(identity(a)? == identity(b)?)
 }
 
+/// Whether a mount is that of the device with this number. Btrfs mounts have other numbers, and the path of the device
+/// that was scanned last, such as `/dev/mapper/vg-data` for `/dev/dm-0`.
+fn is_of_device(found: &Mount, number: u64) -> bool {
+    found.device == split(number) || fs::metadata(&found.source).is_ok_and(|source| source.rdev() == number)
+}
+
 fn split(device: u64) -> (u32, u32) {
     // Both parts have at most 32 bits in the kernel.
     let part = |number: u64| u32::try_from(number).unwrap_or(u32::MAX);
@@ -349,6 +354,26 @@ mod tests {
         let mounted = mount_device(&folder.path().join("absent"), folder.path(), "ext4", &options);
         let why = mounted.unwrap_err().to_string();
         assert!(why.contains("noatime,data=none"), "{why}");
+    }
+
+    #[test]
+    fn a_mount_is_that_of_its_device_whatever_path_the_kernel_shows() {
+        let folder = tempfile::tempdir().unwrap();
+        let mapper = folder.path().join("vg-data");
+        std::os::unix::fs::symlink("/dev/null", &mapper).unwrap();
+        let number = fs::metadata("/dev/null").unwrap().rdev();
+        let mounted = |source: &Path| Mount {
+            point: "/mnt".into(),
+            root: "/".into(),
+            device: (0, 45),
+            fs_type: "btrfs".into(),
+            source: source.into(),
+            options: Vec::new(),
+        };
+        assert!(is_of_device(&mounted(&mapper), number));
+        for other in ["/dev/zero", "tmpfs"] {
+            assert!(!is_of_device(&mounted(Path::new(other)), number), "{other}");
+        }
     }
 
     #[test]
