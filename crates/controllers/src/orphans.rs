@@ -363,6 +363,9 @@ impl Rounds for Orphans<'_> {
         let Some(cluster) = self.reached() else {
             return Ok(());
         };
+        // While PVs cannot be watched, that of a new volume is not shown, and its twin is no orphan. What is deleted is
+        // read live.
+        let shows_all = self.watched.volumes.outdated_since().is_none();
         let orphaned = self.orphaned(&cluster);
         let uids: HashSet<&str> = orphaned.iter().map(|(twin, _)| twin.uid.as_str()).collect();
         self.since.retain(|uid, _| uids.contains(uid.as_str()));
@@ -370,7 +373,8 @@ impl Rounds for Orphans<'_> {
         let mut outcome = Ok(());
         let mut reported: HashMap<OrphanState, usize> = HashMap::new();
         for &(ref twin, state) in &orphaned {
-            if !self.has_lasted(&cluster, twin, state) {
+            let may_act = shows_all || state == OrphanState::Collectable;
+            if !self.has_lasted(&cluster, twin, state) || !may_act {
                 continue;
             }
             // The view may not show a new move yet.
@@ -388,6 +392,9 @@ impl Rounds for Orphans<'_> {
                     *reported.entry(state).or_default() += 1;
                 }
             }
+        }
+        if !shows_all {
+            return outcome;
         }
         match self.report_left_volumes(&cluster).await {
             Ok(count) => *reported.entry(OrphanState::LeftByMove).or_default() += count,

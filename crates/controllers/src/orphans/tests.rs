@@ -303,6 +303,26 @@ async fn a_handed_over_twin_is_reported_and_not_deleted() {
 }
 
 #[tokio::test]
+async fn no_twin_is_reported_while_pvs_cannot_be_watched() {
+    let api = FakeApi::start().await;
+    put_twin(&api, true, true);
+    put_claim(&api, UID);
+    let home = api.cluster().await;
+    let watched = Watched::start(&home);
+    watched.complete().await;
+    api.fault(Fault::new("GET", "/persistentvolumes", Act::RefuseWatch(500)));
+    api.cut_watches();
+    while watched.volumes.outdated_since().is_none() {
+        tokio::task::yield_now().await;
+    }
+    put_volume(&api);
+    round_with(&home, &watched, &Registry::default(), LONG)
+        .await
+        .unwrap();
+    assert_eq!(events(&api).len(), 0);
+}
+
+#[tokio::test]
 async fn a_twin_without_a_claim_is_reported_and_left_alone() {
     let api = FakeApi::start().await;
     put_twin(&api, false, false);
