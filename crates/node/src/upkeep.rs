@@ -112,7 +112,7 @@ impl Volumes {
             || record.staging_path == request.path;
         let path = request.path.clone();
         let what = format!("reading {}", path.display());
-        let exists = guard.block(what, QUICK_WORK, move || fs::symlink_metadata(&path).is_ok());
+        let exists = guard.block(what, QUICK_WORK, move || exists(&path));
         if known && exists.await? {
             return Ok(record);
         }
@@ -120,6 +120,15 @@ impl Volumes {
             volume_id: request.volume_id.clone(),
             path: request.path.clone(),
         })
+    }
+}
+
+/// Whether a path exists. A mount whose server or daemon is gone does, although it cannot be read.
+fn exists(path: &Path) -> bool {
+    let missing = [io::ErrorKind::NotFound, io::ErrorKind::NotADirectory];
+    match fs::symlink_metadata(path) {
+        Ok(_) => true,
+        Err(error) => !missing.contains(&error.kind()),
     }
 }
 

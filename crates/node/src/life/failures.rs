@@ -114,6 +114,32 @@ async fn an_unpublish_error_of_the_driver_is_returned_except_not_found() {
     volumes.unpublish(again()).await.unwrap();
 }
 
+/// The mount of a daemon that has died exists, and every call for it fails.
+#[tokio::test]
+async fn the_usage_of_a_dead_mount_is_left_to_the_driver() {
+    let node = Node::new();
+    let driver = FakeDriver::start(&node, DRIVER);
+    let volumes = node.volumes();
+    let request = publish(&node, "pod-1", csi_path(VolumeMode::Filesystem));
+    let path = request.target.clone();
+    volumes.publish(request).await.unwrap();
+    let folder = path.parent().unwrap();
+    std::fs::remove_dir(&path).unwrap();
+    let asked = || InUse {
+        volume_id: ID.into(),
+        path: path.clone(),
+    };
+    let gone = volumes.stats(asked()).await;
+    assert!(matches!(gone, Err(UpkeepError::NoPath { .. })), "{gone:?}");
+
+    // A link to itself stands for the mount.
+    std::fs::remove_dir(folder).unwrap();
+    std::os::unix::fs::symlink(folder, folder).unwrap();
+    driver.fail("stats", Status::internal("not connected"));
+    let error = volumes.stats(asked()).await.unwrap_err().to_string();
+    assert!(error.contains("not connected"), "{error}");
+}
+
 #[tokio::test]
 async fn concurrent_calls_for_a_volume_are_refused() {
     let node = Node::new();
