@@ -42,8 +42,8 @@ pub(super) struct Watched {
     _stops: DropGuard,
 }
 
-/// A claim that is kept: its provisioner is this driver, or it names its PV, which may be of this
-/// driver, or it is not bound yet.
+/// A claim that is kept: its provisioner is this driver, or its PV was not provisioned for it and may be of
+/// this driver, or it is not bound yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "independent facts about one object")]
 pub(super) struct Claim {
@@ -186,7 +186,12 @@ fn claim(claim: &PersistentVolumeClaim, rules: &CarriedAnnotations) -> Option<Cl
     let by_name = !annotations.contains_key(facts::BOUND_BY_CONTROLLER);
     // A fabric may have copied the annotations of its twin.
     let bears_marks_of_its_twin = facts::bears_marks_of_its_twin(claim);
-    let is_seen = pending || by_name || bears_marks_of_its_twin || PROVISIONERS.iter().any(ours);
+    let names_another_volume = names_another_volume(claim);
+    let is_seen = pending
+        || by_name
+        || names_another_volume
+        || bears_marks_of_its_twin
+        || PROVISIONERS.iter().any(ours);
     let class = facts::claim_class(claim);
     let volume = claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref());
     is_seen.then(|| Claim {
@@ -214,7 +219,7 @@ fn claim(claim: &PersistentVolumeClaim, rules: &CarriedAnnotations) -> Option<Cl
         carried: rules.carried(claim.labels(), annotations).digest(),
         twin_condition: twin_condition::current(claim),
         lost: phase == Some("Lost"),
-        names_another_volume: names_another_volume(claim),
+        names_another_volume,
         locked_by: annotations.get(mark::MOVE).cloned(),
         bears_marks_of_its_twin,
     })

@@ -195,6 +195,23 @@ async fn a_claim_bound_by_name_gets_the_condition_too() {
     assert_eq!(conditions[0]["reason"], "TwinBound");
 }
 
+/// A retained PV whose `claimRef` was removed: Kubernetes gives it to a claim that fits, and marks that.
+#[tokio::test]
+async fn a_claim_that_kubernetes_has_bound_to_the_volume_of_another_gets_the_condition_too() {
+    let api = FakeApi::start().await;
+    world(&api);
+    api.change(CLAIM, |claim| {
+        claim["metadata"]["uid"] = "another".into();
+        claim["metadata"]["annotations"] = json!({"pv.kubernetes.io/bound-by-controller": "yes"});
+    });
+    api.change(VOLUME, |volume| {
+        volume["spec"]["claimRef"]["uid"] = "another".into();
+    });
+    round(&api).await.unwrap();
+    let conditions = api.object(CLAIM).unwrap()["status"]["conditions"].clone();
+    assert_eq!(conditions[0]["reason"], "TwinBound");
+}
+
 #[tokio::test]
 async fn a_condition_keeps_its_age_while_its_status_is_the_same() {
     let api = FakeApi::start().await;
