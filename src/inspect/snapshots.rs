@@ -219,11 +219,9 @@ fn cases(all: &Snapshots) -> Vec<Case<'_>> {
         );
         let found = all.of_users.named(name.0, name.1);
         let snapshot = found.filter(|it| user.uid.is_none() || it.metadata.uid == user.uid);
-        let handle = content
-            .status
-            .as_ref()
-            .and_then(|status| status.snapshot_handle.as_deref());
-        let id = handle.and_then(|handle| handle.parse::<SnapshotId>().ok());
+        let id = content
+            .handle()
+            .and_then(|handle| handle.parse::<SnapshotId>().ok());
         let twin = id.as_ref().and_then(twin_of);
         bound.extend(snapshot.and_then(ResourceExt::uid));
         held.extend(id.as_ref().map(|id| id.key.clone()));
@@ -392,12 +390,18 @@ fn way_out(case: &Case<'_>) -> String {
     }
 }
 
-/// The state of a content whose `VolumeSnapshot` is gone.
+/// The state of a content without its `VolumeSnapshot`.
 fn of_content(content: &VolumeSnapshotContent, all: &Snapshots) -> Assessment {
     let name = content.name_any();
     if !all.of_users.is_complete() {
         let message = format!("whether the VolumeSnapshot of the content {name} exists is unknown");
         return (SnapshotState::Unknown, message, String::new());
+    }
+    // Kubernetes writes the uid when it binds the two: until then nothing deletes the content.
+    if content.spec.volume_snapshot_ref.uid.is_none() {
+        let message = format!("the content {name} waits for its VolumeSnapshot, which does not exist yet");
+        let advice = format!("Create it, with source.volumeSnapshotContentName {name}");
+        return (SnapshotState::Pending, message, advice);
     }
     if content.spec.deletion_policy != RETAIN {
         let message = format!("the VolumeSnapshot is gone, and its content {name} is being deleted");
@@ -562,6 +566,19 @@ mod tests {
         }
         let of = |namespace: &str| snapshot_rows(&left, &Scope::Namespace(namespace.into())).len();
         assert_eq!((of("shop"), of("another")), (1, 0));
+    }
+
+    #[test]
+    fn a_content_for_an_existing_snapshot_has_its_twin_before_it_is_bound() {
+        let mut made = content(&here(), "Delete");
+        made["spec"]["source"] = json!({"snapshotHandle": here()});
+        made["spec"]["volumeSnapshotRef"] = json!({"namespace": "shop", "name": "backup"});
+        made["status"] = Value::Null;
+        let row = only(&all([], [made], [twin("home")]));
+        assert_eq!(row.state, SnapshotState::Pending, "{}", row.message);
+        assert!(row.message.contains("content"), "{}", row.message);
+        assert_eq!(row.snapshot.unwrap().name, "backup");
+        assert!(row.twin.is_some());
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! The snapshots of users, from their contents, by the cluster of their twins. Only a content with a
-//! handle counts: before that there is no data to lose.
+//! handle counts: without one there is no data to lose.
 
 use std::{
     sync::{
@@ -114,8 +114,7 @@ impl Snapshots {
 }
 
 fn content(content: &VolumeSnapshotContent) -> Option<Content> {
-    let handle = content.status.as_ref()?.snapshot_handle.as_deref()?;
-    let id: SnapshotId = handle.parse().ok()?;
+    let id: SnapshotId = content.handle()?.parse().ok()?;
     let user = &content.spec.volume_snapshot_ref;
     let snapshot = match (&user.namespace, &user.name) {
         (Some(namespace), Some(name)) => format!("{namespace}/{name}"),

@@ -117,6 +117,16 @@ pub struct VolumeSnapshotContentStatus {
     pub volume_group_snapshot_handle: Option<String>,
 }
 
+impl VolumeSnapshotContent {
+    /// The CSI snapshot handle. A content for an existing snapshot has it from the start; one for a new snapshot once
+    /// the snapshot is taken.
+    #[must_use]
+    pub fn handle(&self) -> Option<&str> {
+        let given = self.spec.source.snapshot_handle.as_deref();
+        given.or_else(|| self.status.as_ref()?.snapshot_handle.as_deref())
+    }
+}
+
 /// A class of snapshots. It has no `spec`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]

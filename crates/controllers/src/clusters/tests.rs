@@ -352,6 +352,17 @@ async fn a_cluster_with_snapshots_keeps_its_finalizer_and_names_them() {
 }
 
 #[tokio::test]
+async fn a_content_for_an_existing_snapshot_counts_before_it_has_a_status() {
+    let (api, there) = (world().await, FakeApi::start().await);
+    put_snapshot(&api, "milan");
+    let mut content = api.object(CONTENT).unwrap();
+    content["spec"]["source"] = content["status"].take();
+    api.put(CONTENT, content);
+    round(&api, &registry(up(&there).await)).await;
+    assert!(is_held(&api));
+}
+
+#[tokio::test]
 async fn snapshots_that_cannot_be_read_change_nothing() {
     let (api, there) = (world().await, FakeApi::start().await);
     put_snapshot(&api, "milan");

@@ -20,7 +20,7 @@ pub(super) fn stored_in(content: &VolumeSnapshotContent) -> StoredSnapshot {
     StoredSnapshot {
         content: content.name_any(),
         driver: content.spec.driver.clone(),
-        handle: handle(content).unwrap_or_default(),
+        handle: content.handle().unwrap_or_default().to_owned(),
         second: None,
     }
 }
@@ -35,7 +35,7 @@ pub(super) fn imported(
 ) -> ImportedContent {
     let of = &found.spec.volume_snapshot_ref;
     let is_its = found.spec.driver == data.driver
-        && handle(found).is_some_and(|handle| handle == data.handle)
+        && found.handle() == Some(data.handle.as_str())
         && of.namespace.as_deref() == Some(*namespace)
         && of.name.as_ref() == Some(name);
     let uid = of.uid.clone().filter(|uid| !uid.is_empty());
@@ -67,7 +67,8 @@ pub(super) fn twin_content(
     real: &VolumeSnapshotContent,
     record: &SnapshotImport,
 ) -> VolumeSnapshotContent {
-    let mut content = second(real, &record.real_content(), &real.spec.driver, handle(real));
+    let handle = real.handle().map(str::to_owned);
+    let mut content = second(real, &record.real_content(), &real.spec.driver, handle);
     content
         .spec
         .volume_snapshot_class_name
@@ -112,13 +113,6 @@ pub(super) fn user_content(
     let annotations = content.metadata.annotations.get_or_insert_default();
     annotations.insert(mark::REAL_CONTENT.to_owned(), record.real_content());
     content
-}
-
-/// The CSI snapshot handle of a content.
-fn handle(content: &VolumeSnapshotContent) -> Option<String> {
-    let status = content.status.as_ref();
-    let given = content.spec.source.snapshot_handle.clone();
-    given.or_else(|| status?.snapshot_handle.clone())
 }
 
 /// A retained content for existing data.

@@ -86,10 +86,7 @@ pub(crate) async fn contents_with_id(
 ) -> Result<Vec<VolumeSnapshotContent>, ApiError> {
     let id = id.to_string();
     let is_its = |content: &VolumeSnapshotContent| {
-        let status = content.status.as_ref();
-        let taken = status.and_then(|status| status.snapshot_handle.as_ref());
-        let handle = content.spec.source.snapshot_handle.as_ref().or(taken);
-        content.spec.driver == DRIVER_NAME && handle == Some(&id)
+        content.spec.driver == DRIVER_NAME && content.handle() == Some(id.as_str())
     };
     home.all::<VolumeSnapshotContent>().find(is_its).await
 }

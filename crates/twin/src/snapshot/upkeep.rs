@@ -37,11 +37,7 @@ pub async fn check_snapshot(
     id: &SnapshotId,
 ) -> Result<SnapshotHealth, SnapshotSiteError> {
     let in_use = |content: &VolumeSnapshotContent| {
-        let handle = content
-            .status
-            .as_ref()
-            .and_then(|it| it.snapshot_handle.as_deref());
-        content.metadata.deletion_timestamp.is_none() && handle == Some(id.to_string().as_str())
+        content.metadata.deletion_timestamp.is_none() && content.handle() == Some(id.to_string().as_str())
     };
     let found = home.all::<VolumeSnapshotContent>().get(content).await?;
     let Some(user) = found.filter(in_use) else {
