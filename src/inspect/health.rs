@@ -8,7 +8,7 @@ use super::{
     cases::{Case, class_name, id, is_of_another_version, volume_name, volume_of},
     consumers::{consumer, why_unscheduled},
     events,
-    leftovers::{of_leftover, of_twin, of_volume},
+    leftovers::{of_leftover, of_twin, of_volume, unfinished_transfer},
     names::{finalizers, full_name, reach, real_state},
     remote,
     state::{Health, State},
@@ -20,10 +20,17 @@ use crate::{
 };
 
 pub(super) fn health(case: &Case<'_>, storage: &Storage) -> Health {
+    if let Some(claim) = case.claim {
+        return of_claim(claim, case, storage);
+    }
+    if let Some(transfer) = unfinished_transfer(case) {
+        return Health::new(
+            State::Pending,
+            format!("its {transfer} is not complete; the data is kept"),
+            "liqo-csi doctor names the commands that continue and undo it.",
+        );
+    }
     match case {
-        Case {
-            claim: Some(claim), ..
-        } => of_claim(claim, case, storage),
         Case { twin: Some(twin), .. } => of_twin(twin, case, storage),
         Case {
             volume: Some(volume), ..

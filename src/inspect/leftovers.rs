@@ -12,8 +12,21 @@ use super::{
 use crate::{
     cluster::facts,
     placement::{Diagnosis, ReclaimPolicy},
-    volume::ClusterId,
+    volume::{ClusterId, mark},
 };
+
+/// The import or release that has begun and is not complete. Its objects lack others between its steps.
+pub(super) fn unfinished_transfer(case: &Case<'_>) -> Option<&'static str> {
+    let real = |key: &str| case.real.is_some_and(|real| real.annotations().contains_key(key));
+    let twin = |key: &str| case.twin.is_some_and(|twin| twin.annotations().contains_key(key));
+    if real(mark::IMPORT) {
+        Some("import")
+    } else if real(mark::RELEASE) || twin(mark::RELEASING) {
+        Some("release")
+    } else {
+        None
+    }
+}
 
 /// The state of a twin without its claim.
 pub(super) fn of_twin(twin: &PersistentVolumeClaim, case: &Case<'_>, storage: &Storage) -> Health {

@@ -9,6 +9,7 @@ use crate::{
         fixtures::{UID, claim_with, listing, node, real, storage, twin, twin_with, volume},
     },
     placement::Diagnosis,
+    volume::mark,
 };
 
 fn one(storage: &Storage) -> Row {
@@ -198,6 +199,32 @@ fn every_state_is_derived_from_the_objects() {
             },
             State::Orphaned,
             "etcd was restored",
+        ),
+        (
+            "an import that is being undone",
+            |it| {
+                it.claims = Listing::default();
+                it.volumes = listing([{
+                    let mut real = real();
+                    real["metadata"]["annotations"] = json!({mark::IMPORT: "{}"});
+                    real
+                }]);
+            },
+            State::Pending,
+            "its import is not complete",
+        ),
+        (
+            "a release without its claim",
+            |it| {
+                it.claims = Listing::default();
+                it.twins = twin_with(|it| {
+                    it["metadata"]["annotations"][mark::RELEASING] = "shop/data".into();
+                });
+                it.volumes =
+                    volumes(|outer, _| outer["spec"]["persistentVolumeReclaimPolicy"] = "Retain".into());
+            },
+            State::Pending,
+            "its release is not complete",
         ),
         (
             "never served",
