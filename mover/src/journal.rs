@@ -48,7 +48,7 @@ pub(crate) use self::{
     previous::OldJournal,
 };
 use crate::{
-    credentials::MoveId, entry::Inode, error::is_no_space, message::ClockReading, path::TreePath,
+    clock, credentials::MoveId, entry::Inode, error::is_no_space, message::ClockReading, path::TreePath,
     scan::JOURNAL_PREFIX,
 };
 
@@ -266,17 +266,22 @@ impl Journal {
     /// everything after them, except for the names that were being changed. A directory that the aborted
     /// pass has changed is listed again, even if the source reports in the end that it is unchanged: it may
     /// have been moved away and back. The same applies to everything below a deleted directory and, after a
-    /// reboot, which may have lost such notes, to everything.
+    /// reboot, which may have lost such notes, to everything. If the stamps of the pass before proved nothing to the
+    /// aborted one, its records are not clean: those of the aborted pass do not make them so.
     pub(crate) fn recover(&self) -> io::Result<()> {
         if !self.is_unfinished() {
             return Ok(());
         }
         let mut changed = Changed::open(&self.file("changed"))?;
         let (new, old) = (self.read_file("entries.new")?, self.read_file("entries")?);
-        // The later clock: the earlier one was checked against it when that pass began.
         let Some(header) = new.as_ref().or(old.as_ref()).map(|(header, _)| header.clone()) else {
             return self.forget(&["entries.new", "changed", "removed"]);
         };
+        let before = old.as_ref().and_then(|(old, _)| old.clock.as_ref());
+        let stamps_count = before.zip(header.clock.as_ref()).is_some_and(|(before, later)| {
+            // The same if there is no record of the aborted pass.
+            before == later || clock::went_on(before, later)
+        });
         let mut merged = JournalWriter::create(&self.file("entries.merged"), &header)?;
         let mut last = None;
         // Only complete directories: what is missing in an incomplete one is unknown. They are counted first,
@@ -311,7 +316,7 @@ impl Journal {
             }
         }
         if let Some((_, mut old)) = old {
-            let all = self.file("removed").exists() || !changed.since_boot();
+            let all = !stamps_count || self.file("removed").exists() || !changed.since_boot();
             let (mut current, mut skip, mut spoilt) = (TreePath::root(), false, all);
             while let Some(line) = old.next()? {
                 match line {
@@ -325,6 +330,10 @@ impl Journal {
                     }
                     _ if skip => {}
                     Line::Record(record) if changed.has(&current, Some(&record.entry.name))? => spoilt = true,
+                    Line::Record(record) => merged.put(&Line::Record(Record {
+                        clean: record.clean && stamps_count,
+                        ..record
+                    }))?,
                     Line::End { touched, losses, .. } if spoilt => merged.put(&Line::End {
                         digest: None,
                         touched,
@@ -355,7 +364,6 @@ impl Journal {
 mod tests {
     use super::*;
     use crate::{
-        clock,
         entry::{Attributes, Entry, Hash, Kind, Stamp},
         loss::Losses,
         path::Name,
@@ -476,6 +484,71 @@ mod tests {
         let lines: Vec<Line> = std::iter::from_fn(|| lines.next().unwrap()).collect();
         assert_eq!(lines.len(), 3 + 2000 + 2 * 2);
         assert!(matches!(lines.last(), Some(Line::End { .. })));
+    }
+
+    /// A pass that read everything, because the source had rebooted, was killed after the root.
+    #[test]
+    fn stamps_from_before_a_reboot_do_not_count_after_an_aborted_pass() {
+        let reading = |seconds: i64, boot: &str| ClockReading {
+            wall_nanos: seconds * 1_000_000_000,
+            offset_nanos: 0,
+            boot_id: boot.to_owned(),
+            tick_nanos: 4_000_000,
+        };
+        for (boot, counts) in [("a", true), ("b", false)] {
+            let root = tempfile::tempdir().unwrap();
+            let journal = Journal::new(root.path(), &MoveId::new("rebooted", 1).unwrap());
+            journal.make().unwrap();
+            let write = |pass, clock, directories: &[&str]| {
+                let mut writer = journal.write(pass, clock).unwrap();
+                for path in directories {
+                    let path = TreePath::parse(path.as_bytes()).unwrap();
+                    let own = inode(Kind::Directory);
+                    writer.put(&Line::Directory { path, own }).unwrap();
+                    let entry = Entry {
+                        name: Name::parse(b"file").unwrap(),
+                        inode: inode(Kind::File),
+                    };
+                    let record = Record {
+                        entry,
+                        clean: true,
+                        content: Some([7; 32]),
+                        touched: pass,
+                    };
+                    writer.put(&Line::Record(record)).unwrap();
+                    let end = Line::End {
+                        digest: Some([8; 32]),
+                        touched: pass,
+                        losses: Losses::default(),
+                    };
+                    writer.put(&end).unwrap();
+                }
+                writer
+            };
+            journal
+                .complete(write(1, reading(1000, "a"), &["", "d"]))
+                .unwrap();
+            drop(Changes::create(&journal).unwrap());
+            write(2, reading(2000, boot), &[""]).sync().unwrap();
+            journal.recover().unwrap();
+            let (header, mut lines) = journal.read().unwrap().unwrap();
+            assert_eq!(header.clock, Some(reading(2000, boot)));
+            let lines: Vec<Line> = std::iter::from_fn(|| lines.next().unwrap()).collect();
+            let [
+                _,
+                Line::Record(read_again),
+                _,
+                Line::Directory { .. },
+                Line::Record(before),
+                Line::End { digest, .. },
+            ] = &lines[..]
+            else {
+                panic!("{lines:?}");
+            };
+            assert!(read_again.clean);
+            assert_eq!((before.clean, digest.is_some()), (counts, counts), "boot {boot}");
+            assert_eq!(before.content, Some([7; 32]));
+        }
     }
 
     /// Directories without a digest are listed again, and files that are not clean are compared.
