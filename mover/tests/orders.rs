@@ -6,7 +6,7 @@ mod common;
 
 use std::{
     fs,
-    io::{self, BufRead, BufReader, Write},
+    io::{self, BufRead, BufReader, Read as _, Write},
     net::{Shutdown, SocketAddr, TcpListener, TcpStream},
     path::Path,
     process::{Child, Command, Stdio},
@@ -28,15 +28,19 @@ impl Drop for Program {
 }
 
 fn start(pair: &Pair, side: &str, root: &Path, more: &[String]) -> Program {
-    let child = Command::new(env!("CARGO_BIN_EXE_liqo-csi-mover"))
+    Program(command(pair, side, root, more).spawn().unwrap())
+}
+
+fn command(pair: &Pair, side: &str, root: &Path, more: &[String]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_liqo-csi-mover"));
+    command
         .args([side, "--move", common::UID, "--root"])
         .arg(root)
         .arg("--credentials")
         .arg(pair.folder.path().join("credentials").join(side))
         .args(more)
-        .stdout(Stdio::null())
-        .spawn();
-    Program(child.unwrap())
+        .stdout(Stdio::null());
+    command
 }
 
 fn patiently(address: SocketAddr) -> TcpStream {
@@ -310,6 +314,40 @@ fn a_target_stops_waiting_for_the_source_when_its_client_disconnects() {
         attributes: false,
     });
     assert!(matches!(answer, Answer::Failed { .. }), "{answer:?}");
+}
+
+/// As a controller does that gets no answer: it gives the order again.
+#[test]
+fn orders_of_clients_that_have_left_before_their_turn_are_not_carried_out() {
+    let pair = Pair::new();
+    issue(&pair);
+    let (to, control) = (free(), free());
+    let orders = ["--control".to_owned(), control.to_string()];
+    let mut target = command(&pair, "target", &pair.target, &[listen(to), orders].concat());
+    let mut target = Program(target.stdout(Stdio::piped()).spawn().unwrap());
+    let connect = || Controller(BufReader::new(patiently(control)));
+    let ordering = |line: &str| {
+        let mut client = connect();
+        client.0.get_mut().write_all(line.as_bytes()).unwrap();
+        client
+    };
+    // No source dials, so that this one's order takes until it disconnects.
+    let mut first = ordering("{\"pass\":{\"last\":false}}\n");
+    first.0.read_line(&mut String::new()).unwrap();
+    for _ in 0..3 {
+        drop(ordering("{\"verify\":{\"all\":true}}\n"));
+    }
+    // One that sends no more, and reads.
+    let mut half = ordering("{}\n");
+    half.0.get_mut().shutdown(Shutdown::Write).unwrap();
+    drop(first);
+    let mut answer = String::new();
+    half.0.read_to_string(&mut answer).unwrap();
+    assert!(answer.contains(r#""reason":"order""#), "{answer}");
+    assert_eq!(connect().order(Order::Finish), Answer::Finished);
+    let mut log = String::new();
+    target.0.stdout.take().unwrap().read_to_string(&mut log).unwrap();
+    assert!(!log.contains("no pass is complete"), "{log}");
 }
 
 #[test]

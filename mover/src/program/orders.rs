@@ -1,6 +1,7 @@
 //! The port on which a target takes orders: one connection at a time, one order after the other. If the
 //! client disconnects, the order still completes and its answer is dropped; but then the program does not
-//! wait for a source any more. A client that sends no order is disconnected when another one connects.
+//! wait for a source any more. The order of a client that disconnects before its turn is dropped. A client that sends no
+//! order is disconnected when another one connects.
 
 use std::{
     io::{self, BufRead, BufReader, ErrorKind, Read, Write},
@@ -29,6 +30,8 @@ const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a client may send nothing before the next one is served, if one has connected.
 const READ_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long a closed socket of the same network namespace takes to answer by a reset.
+const RESET_TIMEOUT: Duration = Duration::from_millis(50);
 
 /// Carries out orders until it is ordered to finish.
 pub(super) fn serve_orders(mut receiver: Receiver<'_>, listener: &TcpListener) -> Result<(), Error> {
@@ -51,7 +54,11 @@ pub(super) fn serve_orders(mut receiver: Receiver<'_>, listener: &TcpListener) -
         };
         let mut orders = BufReader::new(reading);
         while sends(&mut orders, listener, &mut another) {
-            match next(&mut orders) {
+            let order = next(&mut orders);
+            if has_left(&mut connection) {
+                break;
+            }
+            match order {
                 Ok(Some(Ok(Order::Finish))) => {
                     let finished = receiver.finish().map(|()| Answer::Finished);
                     let answer = finished.as_ref().map_or_else(Answer::from, Answer::clone);
@@ -93,6 +100,26 @@ fn sends(orders: &mut impl BufRead, listener: &TcpListener, another: &mut Option
     }
 }
 
+/// Whether the client has disconnected while its order waited for others. It gives the order again every few minutes, and
+/// if those before it took longer each, the last one would never be carried out. A client that only ends what it sends, as
+/// `nc` does, reads the answer.
+fn has_left(connection: &mut TcpStream) -> bool {
+    let sent = connection
+        .set_nonblocking(true)
+        .and_then(|()| connection.peek(&mut [0]));
+    match (sent, connection.set_nonblocking(false)) {
+        (Ok(0), Ok(())) => {}
+        (Ok(_), restored) => return restored.is_err(),
+        (Err(error), restored) => return error.kind() != ErrorKind::WouldBlock || restored.is_err(),
+    }
+    // The first line is answered by a reset if the socket is closed, and then the second one cannot be sent.
+    (0..2).any(|_| {
+        let is_lost = write(connection, &progress_of(None)).is_err();
+        thread::sleep(RESET_TIMEOUT);
+        is_lost
+    })
+}
+
 /// The next line; an error text if it is not an order.
 fn next(orders: &mut impl BufRead) -> io::Result<Option<Result<Order, String>>> {
     let mut line = String::new();
@@ -118,14 +145,7 @@ fn carry_out(receiver: &mut Receiver<'_>, order: Order, connection: &mut TcpStre
             };
             while waiting.recv_timeout(PROGRESS_INTERVAL) == Err(mpsc::RecvTimeoutError::Timeout) {
                 let known = lock(progress).clone();
-                let update = Answer::Progress {
-                    connected: known.is_some(),
-                    received_bytes: known.as_ref().map_or(0, Progress::received_bytes),
-                    expected_bytes: known.as_ref().map_or(0, Progress::expected_bytes),
-                    direct: known.as_ref().is_some_and(Progress::is_direct),
-                    settled_bytes: known.as_ref().and_then(Progress::settled_bytes),
-                };
-                if write(&mut writer, &update).is_err() {
+                if write(&mut writer, &progress_of(known.as_ref())).is_err() {
                     is_connected.store(false, Ordering::Relaxed);
                     return;
                 }
@@ -152,6 +172,17 @@ fn carry_out(receiver: &mut Receiver<'_>, order: Order, connection: &mut TcpStre
         drop(done);
         answer
     })
+}
+
+/// The progress of an order; `None` while no source is connected.
+fn progress_of(known: Option<&Progress>) -> Answer {
+    Answer::Progress {
+        connected: known.is_some(),
+        received_bytes: known.map_or(0, Progress::received_bytes),
+        expected_bytes: known.map_or(0, Progress::expected_bytes),
+        direct: known.is_some_and(Progress::is_direct),
+        settled_bytes: known.and_then(Progress::settled_bytes),
+    }
 }
 
 /// Sends an answer to the client, and writes it to the log.
