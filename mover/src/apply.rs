@@ -7,6 +7,7 @@ use std::{
     fs::File,
     io,
     os::{fd::AsFd, unix::fs::FileExt},
+    path::PathBuf,
     sync::{
         Arc, Condvar, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
@@ -51,8 +52,9 @@ pub(crate) struct FileJob {
     pub(crate) present: bool,
     /// Its attributes are right already, unless content is written.
     pub(crate) attributes_stand: bool,
-    /// The store for the hashes, if it has more than one chunk.
-    pub(crate) chunks: Option<Chunks>,
+    /// The place of its hashes, if it has more than one chunk. It is not kept open: thousands of files wait at a time, and
+    /// containers may have no more than 1024 descriptors.
+    pub(crate) chunks: Option<PathBuf>,
     pub(crate) slot: Arc<Slot>,
     pub(crate) ranges_left: AtomicUsize,
     pub(crate) wrote: AtomicBool,
@@ -430,8 +432,9 @@ impl ReceiveState {
                 if size != wanted.size() {
                     job.resized.store(true, Ordering::Relaxed);
                 }
-                if let Some(chunks) = &job.chunks {
-                    chunks.put(wanted.first, &state.hashes).map_err(Error::Journal)?;
+                if let Some(place) = &job.chunks {
+                    let stored = Chunks::at(place).and_then(|chunks| chunks.put(wanted.first, &state.hashes));
+                    stored.map_err(Error::Journal)?;
                 }
                 self.range_done(job, state, directory)
             }
@@ -483,9 +486,9 @@ impl ReceiveState {
         let content = match &job.chunks {
             // The bytes for these hashes are unknown.
             _ if job.resized.load(Ordering::Relaxed) => None,
-            Some(chunks) => Some(
-                chunks
-                    .hash(chunks_of(job.inode.stamp.size))
+            Some(place) => Some(
+                Chunks::at(place)
+                    .and_then(|chunks| chunks.hash(chunks_of(job.inode.stamp.size)))
                     .map_err(Error::Journal)?,
             ),
             None => state.hashes.first().copied().flatten(),

@@ -490,6 +490,28 @@ fn a_source_cannot_send_bytes_that_were_not_requested() {
     }
 }
 
+/// Thousands of files may be requested at a time, and a container may have only 1024 descriptors.
+#[test]
+fn requested_files_take_no_descriptors_until_content_arrives() {
+    let place = Place::new();
+    let files: Vec<RawEntry> = (0..100)
+        .map(|number| {
+            let mut file = entry(&format!("{number:02}"), Kind::File);
+            file.inode.stamp.as_mut().unwrap().size = 2 << 20;
+            file
+        })
+        .collect();
+    let failed = Piece::Failed { fetch: 0, errno: 5 };
+    let result = play(
+        &place.root(),
+        Script::of(vec![list("", &files), end()]).with(&[failed]),
+    );
+    assert!(matches!(result, Err(Error::Unreadable { .. })), "{result:?}");
+    // Every file there would be open.
+    let journal = place.root().join(format!(".liqo-move-{}", id().uid()));
+    assert_eq!(fs::read_dir(journal.join("chunks")).unwrap().count(), 0);
+}
+
 /// Sends a message to a source; false if its connection has ended.
 fn send(down: &mut Writer, message: TargetMessage) -> bool {
     let message = FromTarget {

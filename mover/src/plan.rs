@@ -596,10 +596,7 @@ impl Planner<'_> {
                 ..record
             }));
         }
-        let stored = (chunks > 1)
-            .then(|| Chunks::of(self.journal, path))
-            .transpose()
-            .map_err(Error::Journal)?;
+        let stored = (chunks > 1).then(|| Chunks::place(self.journal, path));
         let job = Arc::new(FileJob {
             parent: current.present.path.clone(),
             name: entry.name.clone(),

@@ -28,9 +28,14 @@ pub(crate) struct Chunks {
 impl Chunks {
     /// Of a file, all hashes up to its end are known when its content is.
     pub(crate) fn of(journal: &Journal, path: &TreePath) -> io::Result<Self> {
+        Self::at(&Self::place(journal, path))
+    }
+
+    /// The same for a file whose hashes are at this place.
+    pub(crate) fn at(place: &Path) -> io::Result<Self> {
         Ok(Self {
             zeros: Some(hash_hole(chunk_length(u64::MAX, 0))),
-            ..Self::open(&Self::place(journal, path))?
+            ..Self::open(place)?
         })
     }
 
@@ -50,7 +55,7 @@ impl Chunks {
         let _ = fs::remove_file(Self::place(journal, path));
     }
 
-    fn place(journal: &Journal, path: &TreePath) -> PathBuf {
+    pub(crate) fn place(journal: &Journal, path: &TreePath) -> PathBuf {
         let hash = blake3::hash(path.as_bytes()).to_hex();
         journal.file("chunks").join(hash.get(..32).unwrap_or_default())
     }
