@@ -181,14 +181,15 @@ fn write_claim(claim: &mut ClaimStatus, progress: &CopyProgress) -> Option<Durat
     let total = running
         .expected
         .min(most.unwrap_or(u64::MAX))
-        .max(running.received);
+        .max(progress.received);
     claim.bytes = Some(Progress {
         total: number(total),
-        done: number(running.received),
+        // What has arrived on a connection that broke is not sent again.
+        done: sent,
         sent,
     });
     let rate = rate(running.received, running.since)?;
-    Some(Duration::from_secs((total - running.received).div_ceil(rate)))
+    Some(Duration::from_secs((total - progress.received).div_ceil(rate)))
 }
 
 /// Bytes per second, if the time is long enough for an estimate.
@@ -316,6 +317,13 @@ mod tests {
         );
         assert_eq!(own.claims[0].bytes_per_second, Some(50));
         assert_eq!(own.time_left.as_deref(), Some("4s"));
+        let resumed = noted(CopyProgress {
+            received: 300,
+            running: Some(running(200, 400)),
+            ..CopyProgress::default()
+        });
+        assert_eq!(resumed.claims[0].bytes.unwrap().done, 300);
+        assert_eq!(resumed.time_left.as_deref(), Some("2s"));
         let shared = first(200, 1 << 40);
         assert_eq!(shared.claims[0].bytes.unwrap().total, 1000);
         let unknown = first(200, 0);

@@ -55,7 +55,7 @@ pub struct CopyProgress {
     pub losses: Vec<Lost>,
     /// Why the last order failed, until one succeeds.
     pub failed: Option<String>,
-    /// Bytes that all passes have received.
+    /// Bytes that all passes have received, also those that failed or whose connections broke.
     pub received: u64,
     /// Files that all passes have compared or fetched.
     pub compared_files: u64,
@@ -72,7 +72,7 @@ pub struct CopyProgress {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RunningPass {
     pub since: Duration,
-    /// Bytes that it has received.
+    /// Bytes that it has received on its current connection.
     pub received: u64,
     /// Bytes in the source's file system, which may be more than the volume; zero if unknown.
     pub expected: u64,
@@ -109,7 +109,7 @@ struct State {
     losses: Vec<Lost>,
     /// How long the last pass is expected to take, with reading back.
     expected: Duration,
-    /// Bytes of completed passes.
+    /// Bytes that have arrived, without those of the current connection.
     received: u64,
     compared_files: u64,
     receiving: Option<Receiving>,
@@ -120,7 +120,7 @@ struct State {
     target_users: Option<String>,
 }
 
-/// The current pass, whose source is connected.
+/// The current pass on its current connection with the source.
 #[derive(Clone, Copy)]
 struct Receiving {
     since: Instant,
@@ -244,7 +244,8 @@ impl Orders {
         if let Some(copy) = lock(&self.0).get_mut(&key(moved)) {
             copy.sender = None;
             let mut state = lock(&copy.state);
-            (state.running, state.next, state.receiving) = (None, None, None);
+            state.disconnected();
+            (state.running, state.next) = (None, None);
         }
     }
 
@@ -272,7 +273,9 @@ impl Orders {
             last: last.map(|(_, passed)| (passed.clone(), state.expected)),
             losses: state.losses.clone(),
             failed: state.failed.as_ref().map(|(_, why)| why.clone()),
-            received: state.received + running.map_or(0, |running| running.received),
+            received: state
+                .received
+                .saturating_add(running.map_or(0, |running| running.received)),
             compared_files: state.compared_files,
             running,
             roots: state.roots.clone(),
@@ -304,7 +307,6 @@ impl OrderSender {
         while let Some(pass) = next {
             let outcome = Box::pin(self.send(pass)).await;
             let mut state = lock(&self.state);
-            state.receiving = None;
             state.failed = outcome.err().map(|why| (Instant::now(), why));
             if let Some((_, why)) = &state.failed {
                 tracing::warn!(port = %self.end.port, ?pass, why, "an order to a mover failed");
@@ -452,6 +454,17 @@ impl OrderSender {
 
     /// Sends an order and waits for its result.
     async fn request(&self, order: Order) -> Result<Answer, String> {
+        let answer = self.exchange(order).await;
+        let mut state = lock(&self.state);
+        match &answer {
+            // The result has the exact number.
+            Ok(_) => state.receiving = None,
+            Err(_) => state.disconnected(),
+        }
+        answer
+    }
+
+    async fn exchange(&self, order: Order) -> Result<Answer, String> {
         let text = serde_json::to_string(&order).map_err(|error| error.to_string())?;
         let mut lines = Lines::open(&self.end).await.map_err(|error| error.to_string())?;
         lines.write_line(&text).await.map_err(|error| error.to_string())?;
@@ -475,6 +488,10 @@ impl OrderSender {
                     let mut state = lock(&self.state);
                     if connected {
                         state.route = Some(route_taken(direct));
+                    }
+                    let goes_on = |before: Receiving| connected && before.received <= received_bytes;
+                    if !state.receiving.is_some_and(goes_on) {
+                        state.disconnected();
                     }
                     let since = state.receiving.map_or_else(Instant::now, |before| before.since);
                     state.receiving = connected.then_some(Receiving {
@@ -502,10 +519,16 @@ impl OrderSender {
 }
 
 impl State {
+    /// The connection with the source has ended. What has arrived is not sent again.
+    fn disconnected(&mut self) {
+        let received = self.receiving.take().map_or(0, |ended| ended.received);
+        self.received = self.received.saturating_add(received);
+    }
+
     fn record(&mut self, passed: Passed, took: Duration) {
         self.passes += 1;
         self.expected = took;
-        self.received += passed.received_bytes;
+        self.received = self.received.saturating_add(passed.received_bytes);
         self.compared_files += passed.compared_files;
         self.route = Some(route_taken(passed.direct));
         self.update_losses(&passed);

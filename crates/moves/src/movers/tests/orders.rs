@@ -24,8 +24,8 @@ const COPYING: Stage = Stage::Copying { last: None };
 /// in a remote cluster.
 const READ_BACK: &str = r#"{"verify":{"all":false,"attributes":false}}"#;
 
-/// A target that answers each order with the next line of this script. It reads back equal files, unless the
-/// script contains a line for `readBack`.
+/// A target that answers each order with the next line of this script, after the lines in its `before`. It reads back equal
+/// files, unless the script contains a line for `readBack`.
 struct Target {
     cluster: FakeCluster,
     port: u16,
@@ -61,12 +61,18 @@ impl Target {
                         let millis = passed["millis"].as_u64().unwrap_or_default();
                         tokio::time::sleep(Duration::from_millis(millis)).await;
                     }
-                    let Some(answer) = answer else {
+                    let Some(mut answer) = answer else {
                         // The mover dies.
                         break;
                     };
-                    let progress = json!({"progress": {"connected": true, "receivedBytes": 5}});
-                    let said = format!("{progress}\n{answer}\n");
+                    let before = answer.as_object_mut().and_then(|it| it.remove("before"));
+                    let mut said = match before {
+                        Some(Value::Array(lines)) => lines,
+                        _ => vec![progress_line(true, 5)],
+                    };
+                    said.push(answer);
+                    let said: Vec<String> = said.iter().map(ToString::to_string).collect();
+                    let said = said.join("\n") + "\n";
                     writing.write_all(said.as_bytes()).await.unwrap();
                 }
             }
@@ -86,6 +92,10 @@ impl Target {
     fn heard(&self) -> Vec<String> {
         self.heard.lock().unwrap().clone()
     }
+}
+
+fn progress_line(connected: bool, received: u64) -> Value {
+    json!({"progress": {"connected": connected, "receivedBytes": received}})
 }
 
 fn passed(received: u64, losses: &Value) -> Value {
@@ -465,6 +475,29 @@ async fn a_failure_is_reported_until_an_order_succeeds() {
     assert_eq!(failed().as_deref(), Some("the target is full"));
     copies.ended(Pass::Final(GATE)).await;
     assert_eq!(failed(), None);
+}
+
+/// What has arrived on it is not sent again.
+#[tokio::test]
+async fn bytes_on_a_connection_that_broke_count_as_sent() {
+    let failed = json!({
+        "before": [progress_line(true, 40)],
+        "failed": {"reason": "target", "message": "I/O error"},
+    });
+    let mut resumed = passed(30, &json!([]));
+    // Of the second break only the new count is seen.
+    resumed["before"] = json!([
+        progress_line(true, 60),
+        progress_line(false, 0),
+        progress_line(true, 20),
+        progress_line(true, 15),
+    ]);
+    let copies = Copies::with(vec![failed, resumed]).await;
+    for received in [40, 40 + 60 + 20 + 30] {
+        copies.ended(Pass::Warm).await;
+        let told = copies.orders.progress(&copies.world.moved).unwrap();
+        assert_eq!((told.received, told.running), (received, None));
+    }
 }
 
 #[tokio::test]
