@@ -3,7 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
-    os::fd::AsFd,
+    os::fd::{AsFd, OwnedFd},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread,
 };
@@ -17,14 +17,15 @@ use crate::{
     entry::{Entry, Inode},
     error::Error,
     path::{Name, TreePath},
-    tree::{At, Tree, inode_of, is_gone, is_gone_from, names},
+    tree::{At, Names, Tree, inode_of, is_gone, is_gone_from, names},
 };
 
 /// How many entries of one directory are in memory at a time.
 const WINDOW: usize = 1 << 16;
 /// How many subdirectories of one directory are in memory; the rest is read again.
 const SUBDIRECTORIES: usize = 1 << 12;
-/// The limits of reading ahead: directories of one parent, and entries in total.
+/// The limits of reading ahead: directories of one parent, and entries in total. All threads together read as many at the
+/// same time.
 const AHEAD: usize = 64;
 const AHEAD_ENTRIES: usize = 1 << 16;
 
@@ -118,14 +119,19 @@ struct Level {
 
 struct Shared {
     tree: Arc<Tree>,
+    /// How many entries of one directory are read ahead.
+    share: usize,
     state: Mutex<State>,
     changed: Condvar,
 }
 
+/// A directory that was read ahead; `None` if it has too many entries, and is read when the walk reaches it.
+type Ahead = Option<Result<Listed, Errno>>;
+
 #[derive(Default)]
 struct State {
     todo: BTreeSet<TreePath>,
-    done: BTreeMap<TreePath, Result<Listed, Errno>>,
+    done: BTreeMap<TreePath, Ahead>,
     entries: usize,
     /// The directory that the walk waits for is read whatever is in memory already.
     wanted: Option<TreePath>,
@@ -136,6 +142,7 @@ impl Scan {
     pub(crate) fn start(tree: Arc<Tree>, threads: usize) -> Self {
         let shared = Arc::new(Shared {
             tree,
+            share: AHEAD_ENTRIES / threads.max(1),
             state: Mutex::default(),
             changed: Condvar::new(),
         });
@@ -261,11 +268,6 @@ impl Shared {
 
     fn wait_for(&self, path: &TreePath) -> Result<Listed, Errno> {
         let mut state = self.lock();
-        if let Some(done) = state.take(path) {
-            drop(state);
-            self.changed.notify_all();
-            return done;
-        }
         // No worker has begun with it: read it here rather than wait.
         if state.todo.remove(path) || path.is_root() {
             drop(state);
@@ -277,7 +279,7 @@ impl Shared {
                 state.wanted = None;
                 drop(state);
                 self.changed.notify_all();
-                return done;
+                return done.unwrap_or_else(|| read(&self.tree, path, None));
             }
             if state.closed {
                 return Err(Errno::CANCELED);
@@ -299,9 +301,9 @@ impl Shared {
             };
             state.todo.remove(&path);
             drop(state);
-            let done = read(&self.tree, &path, None);
+            let done = read_within(&self.tree, &path, self.share);
             state = self.lock();
-            state.entries += done.as_ref().map_or(0, |listed| listed.entries.len());
+            state.entries += entries(done.as_ref());
             let wanted = state.wanted.as_ref() == Some(&path);
             state.done.insert(path, done);
             if wanted {
@@ -312,11 +314,17 @@ impl Shared {
 }
 
 impl State {
-    fn take(&mut self, path: &TreePath) -> Option<Result<Listed, Errno>> {
+    fn take(&mut self, path: &TreePath) -> Option<Ahead> {
         let done = self.done.remove(path)?;
-        self.entries -= done.as_ref().map_or(0, |listed| listed.entries.len());
+        self.entries -= entries(done.as_ref());
         Some(done)
     }
+}
+
+/// How many entries of a directory are in memory.
+fn entries(ahead: Option<&Result<Listed, Errno>>) -> usize {
+    let listed = ahead.and_then(|read| read.as_ref().ok());
+    listed.map_or(0, |listed| listed.entries.len())
 }
 
 /// The next subdirectories, and the last of them if there are more. There are none if the directory was
@@ -360,13 +368,39 @@ fn read_subdirectories(
 
 /// Reads a directory, or the part of it after `after`.
 pub(crate) fn read(tree: &Tree, path: &TreePath, after: Option<&Name>) -> Result<Listed, Errno> {
+    let (directory, own, found) = read_names(tree, path, after, WINDOW)?;
+    let listed = read_inodes(path, &directory, own, found)?;
+    // The next part begins after the last entry of this one, so there must be one.
+    if listed.more && listed.entries.is_empty() {
+        return read(tree, path, after);
+    }
+    Ok(listed)
+}
+
+/// Reads a directory of at most this many entries.
+fn read_within(tree: &Tree, path: &TreePath, limit: usize) -> Ahead {
+    match read_names(tree, path, None, limit) {
+        Ok((_, _, found)) if found.more => None,
+        Ok((directory, own, found)) => Some(read_inodes(path, &directory, own, found)),
+        Err(errno) => Some(Err(errno)),
+    }
+}
+
+fn read_names(
+    tree: &Tree,
+    path: &TreePath,
+    after: Option<&Name>,
+    limit: usize,
+) -> Result<(OwnedFd, Inode, Names), Errno> {
     let fd = tree.directory(path)?;
     // Before the names: the next pass notices a change after this time.
     let status = At::Fd(fd.as_fd()).status()?;
     let own = inode_of(&status).ok_or(Errno::NOTDIR)?;
-    let found = names(fd.as_fd(), after, WINDOW, |name, _| {
-        !is_unlisted(tree, path, name)
-    })?;
+    let found = names(fd.as_fd(), after, limit, |name, _| !is_unlisted(tree, path, name))?;
+    Ok((fd, own, found))
+}
+
+fn read_inodes(path: &TreePath, fd: &OwnedFd, own: Inode, found: Names) -> Result<Listed, Errno> {
     let mut listed = Listed {
         path: path.clone(),
         own,
@@ -402,10 +436,6 @@ pub(crate) fn read(tree: &Tree, path: &TreePath, after: Option<&Name>) -> Result
             Some(inode) => listed.entries.push(Entry { name, inode }),
             None => listed.vanished += 1,
         }
-    }
-    // The next part begins after the last entry of this one, so there must be one.
-    if listed.more && listed.entries.is_empty() {
-        return read(tree, path, after);
     }
     Ok(listed)
 }
@@ -463,6 +493,30 @@ mod tests {
         let found = walk(root.path());
         assert_eq!(found.len(), count + 1);
         assert!(found.is_sorted());
+    }
+
+    /// Each of them alone is within the limit.
+    #[test]
+    fn large_directories_are_not_read_ahead_together() {
+        let root = tempfile::tempdir().unwrap();
+        let count = AHEAD_ENTRIES / 2 + 1;
+        for directory in ["a", "b"] {
+            let directory = root.path().join(directory);
+            fs::create_dir(&directory).unwrap();
+            for at in 0..count {
+                fs::write(directory.join(at.to_string()), "").unwrap();
+            }
+        }
+        let mut scan = Scan::start(Arc::new(Tree::open(root.path()).unwrap()), 2);
+        scan.next(&mut 0).unwrap();
+        while scan.shared.lock().done.len() < 2 {
+            std::thread::yield_now();
+        }
+        assert!(scan.shared.lock().entries <= AHEAD_ENTRIES);
+        for _ in 0..2 {
+            let listed = scan.next(&mut 0).unwrap().unwrap();
+            assert_eq!(listed.entries.len(), count);
+        }
     }
 
     #[test]
