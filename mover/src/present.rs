@@ -19,6 +19,11 @@ use crate::{
     tree::{At, Names, SortedNames, Tree, is_gone, names, type_of},
 };
 
+/// How many names are deleted for each time that their directory is read.
+const DELETED: usize = 1 << 16;
+/// How many subdirectories of one directory are in memory while the first of them is deleted.
+const SUBDIRECTORIES: usize = 1 << 10;
+
 /// A directory that is being listed.
 pub(crate) struct Present {
     pub(crate) path: TreePath,
@@ -151,16 +156,16 @@ pub(crate) fn unlink(directory: BorrowedFd<'_>, name: &Name) -> Result<(), Errno
 fn empty_directory(tree: &Tree, path: &TreePath) -> Result<(), Errno> {
     loop {
         let directory = tree.directory_to_change(path)?;
-        let Names { names, .. } = names(directory.as_fd(), None, 1024, |_, _| true)?;
+        let Names { names, .. } = names(directory.as_fd(), None, DELETED, |_, _| true)?;
         if names.is_empty() {
             return Ok(());
         }
         let mut below = Vec::new();
         for (name, kind) in names {
-            if kind == FileType::Directory {
-                below.push(name);
-            } else {
+            if kind != FileType::Directory {
                 unlink(directory.as_fd(), &name)?;
+            } else if below.len() < SUBDIRECTORIES {
+                below.push(name);
             }
         }
         drop(directory);
@@ -180,4 +185,80 @@ fn remove_directory(tree: &Tree, path: &TreePath) -> Result<(), Errno> {
     };
     let parent = tree.directory(&TreePath::parse(parent).map_err(|_| Errno::INVAL)?)?;
     rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR)
+}
+
+/// Deletes links to inodes that have no other name any more: they would take space.
+pub(crate) fn sweep(links: &OwnedFd) -> Result<(), Errno> {
+    let is_last = |name: &[u8]| {
+        let status = Name::parse(name).map(|name| At::Child(links.as_fd(), &name).status());
+        matches!(status, Ok(Ok(status)) if status.stx_nlink == 1)
+    };
+    loop {
+        let found = names(links.as_fd(), None, DELETED, |name, _| is_last(name))?;
+        for (name, _) in &found.names {
+            unlink(links.as_fd(), name)?;
+        }
+        if !found.more {
+            return Ok(());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, mem::MaybeUninit, path::Path};
+
+    use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
+
+    use super::*;
+
+    /// How often a directory is opened: equal events that follow each other are one.
+    fn opened(directory: &Path, act: impl FnOnce()) -> usize {
+        let watch = inotify::init(CreateFlags::NONBLOCK).unwrap();
+        let flags = WatchFlags::OPEN | WatchFlags::CLOSE_NOWRITE;
+        inotify::add_watch(&watch, directory, flags).unwrap();
+        act();
+        let mut buffer = [MaybeUninit::uninit(); 1024];
+        let mut events = Reader::new(watch, &mut buffer);
+        let mut opened = 0;
+        loop {
+            match events.next() {
+                Ok(event) => {
+                    let is_own = event.file_name().is_none();
+                    opened += usize::from(is_own && event.events().contains(ReadFlags::OPEN));
+                }
+                Err(Errno::WOULDBLOCK) => return opened,
+                Err(errno) => panic!("{errno}"),
+            }
+        }
+    }
+
+    /// Otherwise the time grows with the square of their number.
+    #[test]
+    fn a_directory_is_not_read_again_for_a_few_thousand_of_its_names() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        for directory in ["links", "deleted"] {
+            fs::create_dir(at(directory)).unwrap();
+            for number in 0..5000 {
+                fs::write(at(directory).join(number.to_string()), "").unwrap();
+            }
+        }
+        for number in (0..5000).step_by(2) {
+            let link = at("links").join(number.to_string());
+            fs::hard_link(link, at(&number.to_string())).unwrap();
+        }
+        let links = OwnedFd::from(fs::File::open(at("links")).unwrap());
+        assert_eq!(opened(&at("links"), || sweep(&links).unwrap()), 1);
+        assert_eq!(fs::read_dir(at("links")).unwrap().count(), 2500);
+
+        let (tree, path) = (
+            Tree::open(folder.path()).unwrap(),
+            TreePath::parse(b"deleted").unwrap(),
+        );
+        // Once more to see that nothing is left.
+        let delete = || empty_directory(&tree, &path).unwrap();
+        assert_eq!(opened(&at("deleted"), delete), 2);
+        assert_eq!(fs::read_dir(at("deleted")).unwrap().count(), 0);
+    }
 }

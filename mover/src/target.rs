@@ -9,8 +9,6 @@ use std::{
     time::Duration,
 };
 
-use rustix::fs::AtFlags;
-
 use crate::{
     apply::ReceiveState,
     clock::{self, LONGEST_WRITE},
@@ -25,10 +23,10 @@ use crate::{
     message::{Begin, Known, KnownDirectory, RawEntry, Ready, ScanEnd, SourceMessage, TargetMessage},
     path::TreePath,
     plan::{Planner, Totals, Walk},
-    present::prune,
+    present::{prune, sweep},
     session::{ControlLane, SessionStatus, lock},
     source::KNOWN_FRAMES_IN_FLIGHT,
-    tree::{At, Capacity, Tree, names},
+    tree::{At, Capacity, Tree},
 };
 
 /// Known directories are sent in frames of about this size.
@@ -583,21 +581,4 @@ fn set_directories(tree: &Tree, journal: &Journal, mut written: JournalWriter) -
         At::Fd(directory.as_fd()).set_attributes(&own).map_err(failed)?;
     }
     Ok(())
-}
-
-/// Deletes links to inodes that have no other name any more: they would take space.
-fn sweep(links: &rustix::fd::OwnedFd) -> rustix::io::Result<()> {
-    let mut after = None;
-    loop {
-        let found = names(links.as_fd(), after.as_ref(), 4096, |_, _| true)?;
-        for (name, _) in &found.names {
-            if At::Child(links.as_fd(), name).status()?.stx_nlink == 1 {
-                rustix::fs::unlinkat(links, name.as_bytes(), AtFlags::empty())?;
-            }
-        }
-        if !found.more {
-            return Ok(());
-        }
-        after = found.names.into_iter().next_back().map(|(name, _)| name);
-    }
 }
