@@ -442,6 +442,25 @@ mod tests {
         );
     }
 
+    /// They wait in memory, tens of thousands at a time.
+    #[test]
+    fn the_target_of_a_symbolic_link_counts_as_memory() {
+        let cost = |kind| {
+            let entry = Entry {
+                name: Name::parse(b"link").unwrap(),
+                inode: inode(kind),
+            };
+            let record = Record {
+                entry,
+                clean: true,
+                content: None,
+                touched: 1,
+            };
+            record.cost()
+        };
+        assert!(cost(Kind::Symlink(vec![b'x'; TreePath::MAX])) >= cost(Kind::Fifo) + TreePath::MAX);
+    }
+
     /// A pass that was killed in the middle of its last directory, which is larger than a block.
     #[test]
     fn only_complete_directories_of_an_aborted_pass_are_used() {
