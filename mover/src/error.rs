@@ -145,7 +145,19 @@ impl Error {
         }
     }
 
-    /// The same for an error of the standard library.
+    /// The same at the source: no space there means that a process could not write its data, not that the target is full.
+    pub(crate) fn at_source(doing: &'static str, path: &TreePath) -> impl FnOnce(Errno) -> Self {
+        move |errno| match errno {
+            Errno::NOSPC | Errno::DQUOT => Self::Tree {
+                doing: doing.into(),
+                path: path.clone(),
+                source: errno.into(),
+            },
+            errno => Self::tree(doing, path)(errno),
+        }
+    }
+
+    /// Names the path for an error of the standard library.
     pub(crate) fn file(doing: &'static str, path: &TreePath) -> impl FnOnce(io::Error) -> Self {
         move |error| match Errno::from_io_error(&error) {
             Some(errno) => Self::tree(doing, path)(errno),
@@ -207,5 +219,15 @@ mod tests {
     fn a_file_with_too_many_links_does_not_fit() {
         let error = Error::tree("linking", &TreePath::root())(Errno::MLINK);
         assert!(matches!(error, Error::Unfit { .. }), "{error}");
+    }
+
+    /// As after a write to a thin volume whose pool is full, or to an NFS server.
+    #[test]
+    fn a_source_without_space_is_no_full_target() {
+        let error = Error::at_source("synchronising", &TreePath::root())(Errno::NOSPC);
+        assert!(
+            !error.is_full() && !error.to_string().contains("target"),
+            "{error}"
+        );
     }
 }

@@ -272,7 +272,7 @@ impl TreePass<'_> {
         let clock = clock::read();
         self.tree
             .sync()
-            .map_err(Error::tree("synchronising", &TreePath::root()))?;
+            .map_err(Error::at_source("synchronising", &TreePath::root()))?;
         let flags =
             lost_flags(self.tree.root()).map_err(Error::tree("reading attributes of", &TreePath::root()))?;
         // The project is that of the whole volume, which its provisioner sets. The target's root gets `NOCOW`, too.
