@@ -33,7 +33,7 @@ pub(super) struct VolumeArgs {
     /// The target cluster, on any of its nodes.
     #[arg(long, value_name = "ID", group = "target")]
     target_cluster: Option<String>,
-    /// The real storage class there, which must be in the driver's allow-list [default: as for a new claim].
+    /// The real storage class there: that of a new claim, which is the default, or one in the driver's allow-list.
     #[arg(long, value_name = "CLASS")]
     storage_class: Option<String>,
     /// Another claim of the namespace that the same pods mount: it is moved with this one.
