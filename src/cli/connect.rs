@@ -64,8 +64,8 @@ pub(super) struct Args {
     name: ClusterId,
     #[command(flatten)]
     remote: RemoteArgs,
-    /// The rights of the driver there, as remoteAccess.level of the chart names them [default: those that
-    /// it has; for a new identity fabric with --fabric, and full without].
+    /// The rights of the driver there, as remoteAccess.level of the chart names them [default: unchanged; for a new
+    /// identity fabric with --fabric, and full without].
     #[arg(long)]
     level: Option<Level>,
     /// The fabric of this driver creates the virtual node of the cluster, and runs its pods there.
@@ -82,8 +82,8 @@ pub(super) struct Args {
     /// level minimal may not read].
     #[arg(long)]
     storage_class: Option<String>,
-    /// The URL by which the pods of the controller reach the API server there [default: the one that they
-    /// use already, otherwise that of the kubeconfig].
+    /// The URL by which the pods of the controller reach the API server there [default: unchanged, or that of the
+    /// kubeconfig].
     #[arg(long)]
     server: Option<String>,
     /// Namespace of the identity there [default: that of the kubeconfig which the driver has, or
