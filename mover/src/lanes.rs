@@ -76,7 +76,7 @@ impl Cutter {
     pub(crate) fn cut_if(&self, is_cut: impl Fn(u32) -> bool) {
         let sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
         for (_, socket) in sockets.iter().filter(|(lane, _)| is_cut(*lane)) {
-            // It may be closed already, which has the same effect.
+            // The socket may be closed already, which has the same effect.
             let _ = socket.shutdown(Shutdown::Both);
         }
     }
@@ -199,7 +199,7 @@ impl Handshakes {
         if self.running.len() >= HANDSHAKES
             && let Some((_, oldest)) = self.running.pop_front()
         {
-            // Its thread ends then. It may be closed already, which has the same effect.
+            // This ends the thread of the connection. A socket that is closed already has the same effect.
             let _ = oldest.shutdown(Shutdown::Both);
         }
         self.started += 1;

@@ -34,12 +34,12 @@ pub(crate) enum Outcome {
     Done {
         /// The hash of the content on disk, if it is known.
         content: Option<Hash>,
-        /// It did not change while it was read.
+        /// The file did not change while it was read.
         steady: bool,
         /// Content was written.
         wrote: bool,
     },
-    /// It does not exist any more.
+    /// The file does not exist any more.
     Gone,
 }
 
@@ -49,7 +49,7 @@ pub(crate) struct Slot(OnceLock<Outcome>);
 
 impl Slot {
     pub(crate) fn fill(&self, outcome: Outcome) {
-        // It is set only once.
+        // The outcome of a file is set only once.
         let _ = self.0.set(outcome);
     }
 }
@@ -131,7 +131,7 @@ impl Ledger {
         lock(&self.queue).cost < LIMIT
     }
 
-    /// Waits until it does; everything that it contains must have been requested.
+    /// Waits until the queue has capacity; everything that it contains must have been requested.
     pub(crate) fn wait(&self, status: &SessionStatus) -> Result<(), Error> {
         let mut queue = lock(&self.queue);
         while queue.cost >= LIMIT {

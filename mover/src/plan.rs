@@ -121,7 +121,7 @@ impl Planner<'_> {
         if !self.use_stamps || !self.old.seek(path)? {
             return Err(unknown());
         }
-        // It was moved away and back while the directory above was listed, and deleted here in between.
+        // The directory was moved away and back while its parent was listed, and deleted here in between.
         if self.changes.has_removed()
             && let Err(errno) = self.tree.directory(path)
             && is_gone(errno)
@@ -422,8 +422,8 @@ impl Planner<'_> {
                 return Ok((present, Role::Owner));
             };
             if same_inode {
-                // Its other names do not exist at the source any more, or are other inodes now, and so will
-                // be here. The inode is the only one left in its group.
+                // The other names of the inode do not exist at the source any more, or belong to other inodes; the same
+                // will be done here. So the inode is the only one left in its group.
                 let group = number(inode.stamp.ino)?;
                 let of_group = At::Child(self.links.as_fd(), &group).status();
                 if of_group.is_ok_and(|other| other.stx_ino == status.stx_ino) {

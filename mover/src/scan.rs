@@ -65,7 +65,7 @@ pub(crate) fn is_foreign(tree: &Tree, directory: &TreePath, name: &[u8]) -> bool
     is_journal(directory, name) || (is_lost_and_found(directory, name) && is_unused())
 }
 
-/// Those of them that a source does not list. A user may have made an empty `lost+found`, too.
+/// Whether the entry is foreign, and a source does not list it. A user may have made an empty `lost+found`, too.
 fn is_unlisted(tree: &Tree, directory: &TreePath, name: &[u8]) -> bool {
     is_foreign(tree, directory, name) && (is_journal(directory, name) || owns_lost_and_found(tree))
 }

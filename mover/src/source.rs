@@ -108,7 +108,7 @@ impl Source {
             status.end();
             is_done
         });
-        // It ends with the session and returns nothing.
+        // The thread ends with the session and returns nothing.
         let _ = pinger.join();
         match status.take_failure() {
             // A target that is done closes its connections.
@@ -431,7 +431,7 @@ fn details(
 ) -> Result<impl Iterator<Item = LossKind> + use<>, XattrError> {
     if let Kind::Symlink(target) = &mut inode.kind {
         *target = read_link(directory, name).map_err(|errno| match errno {
-            // It is not a link any more.
+            // The path is not a link any more.
             Errno::INVAL => Errno::NOENT,
             errno => errno,
         })?;

@@ -132,7 +132,7 @@ impl Target {
         let Some(path) = self.last_full.take() else {
             return Ok(());
         };
-        // It may not have been a file.
+        // Another kind of entry has no content.
         if let Ok(file) = self.tree.file_to_change(&path)
             && file.metadata().is_ok_and(|found| found.is_file())
         {

@@ -40,7 +40,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// The type of btrfs in `statfs`.
 pub(crate) const BTRFS: i64 = 0x9123_683E;
-/// That of ext2, ext3 and ext4.
+/// The type of ext2, ext3 and ext4.
 pub(crate) const EXT: i64 = 0xEF53;
 /// `STATX_SUBVOL`: the subvolume's number, since Linux 6.10 and only where there are any (btrfs).
 const SUBVOLUME: StatxFlags = StatxFlags::from_bits_retain(0x8000);

@@ -100,7 +100,7 @@ pub enum Aspect {
     Time,
     /// The size.
     Size,
-    /// It shares its inode with other names than at the source.
+    /// The entry shares its inode with other names than at the source.
     Links,
     /// The bytes of this chunk (in MiB from the beginning).
     Content(u64),
@@ -448,9 +448,9 @@ struct Sum {
     expected: blake3::Hasher,
     found: blake3::Hasher,
     differences: Vec<Difference>,
-    /// Those that are decided on in the end.
+    /// Differences of entries with several names, which are decided on in the end.
     linked: Vec<LinkedDifference>,
-    /// The inodes of further such names.
+    /// The inodes of further such entries.
     more: Vec<u64>,
     different: u64,
     unknown: u64,
@@ -604,7 +604,7 @@ impl ReadBack<'_> {
             Err(errno) => return Err(failed(errno)),
         };
         if inode.is_directory() && there.is_directory() {
-            // Its own listing compares the rest.
+            // The entries of the directory are compared with its own listing.
             return Ok(content_digest(name.as_bytes(), inode, None));
         }
         if inode.linked {

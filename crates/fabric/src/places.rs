@@ -227,7 +227,7 @@ pub(super) async fn identity(cluster: &Cluster) -> Result<String, ApiError> {
     };
     let uid = cluster.uid().await?;
     let uid = uid.ok_or_else(|| wrong(Cause::NotFound(KUBE_SYSTEM.to_owned())))?;
-    // It is written to every pod that runs in the cluster.
+    // The uid is written to every pod that runs in the cluster, so only a valid one is accepted.
     if !is_uid(&uid) {
         return Err(wrong(Cause::Malformed(format!("{} is no uid", short(&uid)))));
     }

@@ -115,7 +115,8 @@ impl RawPod {
     pub(super) fn as_there(&self, is_ours: bool, key: &str, home: Option<&Self>) -> RemotePod {
         let is_marked = is_ours && self.home_key() == Some(key);
         let is_of_uid = |home: &Self| is_marked && self.annotation(HOME_POD_UID) == Some(home.uid());
-        // It is the very pod that was started, so neither may the name be used again, nor may it be deleted.
+        // The uid shows that this pod was started for the home pod, although its marks do not match any more: its name
+        // must not be used again, and it must not be deleted.
         if home.is_some_and(|home| home.started() == Some(self.uid()) && !is_of_uid(home)) {
             return RemotePod::Unknown(CHANGED_MARKS.to_owned());
         }

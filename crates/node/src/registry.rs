@@ -170,7 +170,7 @@ impl Registry {
         }
     }
 
-    /// Otherwise any user who can create a socket there could impersonate the driver.
+    /// Checks that the socket belongs to root: any user who can create a socket there could impersonate the driver.
     fn check_owner(&self, socket: &Path) -> Result<(), String> {
         match fs::symlink_metadata(socket) {
             Ok(found) if !found.file_type().is_socket() => Err("is not a socket".into()),

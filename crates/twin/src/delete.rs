@@ -370,8 +370,8 @@ async fn find_volume(
         *known = Some(ours.name_any());
         return Ok(describe(site, ours));
     }
-    // It is not known for any of them that it belongs to this volume: each has to be resolved
-    // before the deletion is complete.
+    // None of them is known to belong to this volume, but each may: the deletion is complete only when all of them
+    // are resolved.
     let of_the_name = found.iter().map(|real| possible_volume(site, volume, real));
     let mut open = of_the_name.filter(|it| without_twin(it) != DeleteStep::Done);
     Ok(open.next().unwrap_or(TwinVolume::Absent))

@@ -51,7 +51,7 @@ impl Chunks {
     }
 
     pub(crate) fn forget(journal: &Journal, path: &TreePath) {
-        // It only takes space: without a record it is not used.
+        // A file that cannot be removed only takes space: without a record it is not used.
         let _ = fs::remove_file(Self::place(journal, path));
     }
 

@@ -232,7 +232,7 @@ impl Prober {
             .map_err(|error| ProbeError::Lost(Cause::Unavailable(error.to_string())))?;
         let uid = match asked.uid().await {
             Err(error) if !error.is_transient() => None,
-            // It becomes part of an object of the home cluster.
+            // The uid becomes part of an object of the home cluster, so only a valid one is accepted.
             found => found
                 .map_err(|error| ProbeError::Lost(error.cause))?
                 .filter(|uid| is_uid(uid)),

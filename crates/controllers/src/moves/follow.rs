@@ -136,7 +136,7 @@ pub(super) enum FollowError {
     /// A remote cluster is still being contacted.
     #[error("{0}")]
     NotYet(String),
-    /// Other clients change the objects at the same time, or revert the changes.
+    /// Another client changes the same objects, or reverts what the driver writes.
     #[error(
         "the step {0} is repeated without effect: another client changes the same objects, or reverts what the driver writes"
     )]
@@ -450,7 +450,7 @@ impl<'a, H: MoveHelpers> MoveLoop<'a, H> {
             ClaimStep::Evict(pods) => Some(pods),
             _ => None,
         });
-        // Those of all claims together: a budget may count pods of several claims.
+        // The pods of all claims together: a budget may count pods of several claims.
         let refused = evict(self.context.home, &pods.flatten().collect()).await?;
         if refused.is_empty() {
             return self.unless_repeated(steps);

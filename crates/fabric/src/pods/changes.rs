@@ -95,7 +95,7 @@ impl Writer<'_> {
         self.pods.sent.record(key.clone(), text.clone());
         match outcome {
             Ok(Some(written)) => {
-                // It cannot be reverted: a running container can be neither replaced nor, if
+                // The change cannot be reverted: a running container can be neither replaced nor, if
                 // ephemeral, removed.
                 if let Some(field) = not_kept(&patch, &written.json()) {
                     let why = format!("it does not keep {field} as it was sent");

@@ -270,7 +270,7 @@ impl Pods<'_> {
         }
     }
 
-    /// Those of these objects that name Services of this cluster in a way that leads elsewhere in the remote one.
+    /// Which of these objects contain names of Services of this cluster that lead elsewhere in the remote one.
     async fn naming_services(
         &self,
         home: &RawPod,

@@ -43,7 +43,7 @@ impl Pods<'_> {
         Some(listed)
     }
 
-    /// Those that are not being deleted.
+    /// The remote namespaces of this home cluster that are not being deleted.
     async fn unmapped(&self, place: &Place) -> Result<Listed, ApiError> {
         let home_uid = self.places.home_uid().await?;
         let ours = format!("{HOME}={}", self.places.home.id());

@@ -121,7 +121,7 @@ struct State {
     mapped: BTreeSet<String>,
     /// The other remote namespaces of this home cluster, as last listed.
     listed: Listed,
-    /// Those that were last reported as left there.
+    /// The namespaces that the last event `NamespacesLeft` named.
     left: Vec<String>,
     placed: Placed,
     admitted: Admitted,

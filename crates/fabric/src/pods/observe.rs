@@ -51,7 +51,7 @@ pub(super) struct Observed<'a> {
     /// The names of the pod's claims in the remote cluster.
     pub(super) claims: BTreeMap<String, String>,
     pub(super) fingerprints: Fingerprints,
-    /// Whether live reads found what it waits for, which no watch shows.
+    /// Whether live reads found the objects that the pod waits for and that are not watched.
     pub(super) read_live: bool,
 }
 
@@ -385,7 +385,7 @@ impl Pods<'_> {
             true,
         ) = (there, &observed.remote, state.claimed)
         {
-            // Its creation was not checked: the answer was lost, or another process created it.
+            // The fabric has not compared the created pod yet: the answer was lost, or another process created it.
             let wanted = remote_pod(&home.json(), &RemoteMarks::default(), &self.settings());
             let lost = wanted.ok().and_then(|wanted| not_kept(&wanted, &remote.json()));
             return Ok(lost.map(|field| self.field_not_kept(&field)));

@@ -259,7 +259,7 @@ impl Pods<'_> {
         self.existing_of(home, short_namespaces(pod)).await
     }
 
-    /// Those of these namespaces that exist in this cluster and do not have their own name in remote clusters.
+    /// Which of these namespaces exist in this cluster and have another name, or none, in remote clusters.
     pub(super) async fn existing_of(&self, home: &RawPod, named: BTreeSet<&str>) -> BTreeSet<String> {
         let named = named.into_iter();
         let named = named.filter(|it| is_name(it) && !self.keeps_its_name(it));
@@ -319,8 +319,8 @@ impl Pods<'_> {
             .await;
     }
 
-    /// Those of the addresses that are addresses of Services of this cluster, and the name of the Service if it is
-    /// one of the pod's namespace.
+    /// Which of the addresses belong to Services of this cluster, with the name of the Service if it is in the
+    /// pod's namespace.
     pub(super) async fn of_services(
         &self,
         home: &RawPod,

@@ -23,7 +23,7 @@ use crate::{
 const MOST_PODS: usize = 5000;
 
 pub(super) struct Watches {
-    /// Its id selects the remote pods.
+    /// The id of the home cluster, by which the remote pods are selected.
     home: ClusterId,
     cluster: ClusterId,
     pods: View<SeenPod>,

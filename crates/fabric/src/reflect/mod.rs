@@ -89,7 +89,7 @@ struct Running {
 }
 
 impl<'a> Reflection<'a> {
-    /// It runs while `idle` has no reason. `fabric` is the namespace of this process.
+    /// The loop runs while `idle` has no reason. `fabric` is the namespace of this process.
     pub(super) fn new(places: &'a Places<'a>, fabric: &str, metrics: &'a LoopMetrics, idle: &Idle) -> Self {
         let (wake, wakes) = watch::channel(0);
         let mut changes = idle.subscribe();

@@ -168,7 +168,7 @@ impl EventMirror {
                 mirrored.insert(hash.clone(), event.count);
             }
             let mut pending = lock(&self.pending);
-            // Its count may have grown meanwhile.
+            // The count of the event may have grown meanwhile.
             if pending.get(&hash).is_some_and(|now| now.count <= event.count) {
                 pending.remove(&hash);
             }

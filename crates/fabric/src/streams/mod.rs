@@ -377,7 +377,7 @@ impl Kubelet {
             Ok(stream) => stream,
             Err(refusal) => return refusal.answer(),
         };
-        // Its future is large.
+        // Boxed, because the future is large.
         let outcome = Box::pin(self.relayed(port, slot, caller, &stream, request)).await;
         let counted = match outcome {
             Ok(_) => Outcome::Relayed,

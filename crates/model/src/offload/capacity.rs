@@ -59,7 +59,8 @@ pub fn share_of_free<'a>(
     };
     let share = |left: i128| left.saturating_mul(i128::from(percent)) / 100;
     let mut sums: Vec<_> = sums.into_iter().collect();
-    // Those of Kubernetes first. Their number is limited: every kubelet and controller at home gets the node.
+    // Kubernetes' own resources first, because their number is limited: every kubelet and many controllers at home
+    // receive the node.
     sums.sort_by_key(|(resource, _)| resource.contains('/'));
     sums.into_iter()
         .take(MOST_RESOURCES)

@@ -65,7 +65,7 @@ pub enum Place {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MoveRole {
     No,
-    /// It does, or may.
+    /// The twin belongs to a move, or may.
     Yes,
     /// It was the source of a move that no longer exists.
     Left,

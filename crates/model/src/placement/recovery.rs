@@ -192,7 +192,7 @@ pub struct VirtualVolume {
 /// How a volume is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Usage {
-    /// Its claim.
+    /// Its claim exists.
     InUse,
     /// No claim any more, but the data is retained, so `DeleteVolume` is never called for it.
     Left,

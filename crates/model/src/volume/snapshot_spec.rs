@@ -46,7 +46,7 @@ impl SnapshotParameters {
                 }
                 Self::NAMESPACE => namespace = value,
                 Self::NAME => name = value,
-                // It is derived from the name of the request.
+                // Not needed: the name of the content follows from the name of the request.
                 Self::CONTENT => {}
                 _ => return Err(SnapshotSpecError::Unknown(key.clone())),
             }

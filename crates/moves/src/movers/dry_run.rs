@@ -104,7 +104,7 @@ impl ClusterHelpers {
         };
         let data = [("key.pem".to_owned(), ByteString(Vec::new()))].into();
         let mut secret = certificates::secret_of_pod(moved, side, &secret_owner, data);
-        // Its owner, the pod, has no uid yet.
+        // The owner of the Secret, the pod, has no uid yet.
         secret.metadata.owner_references = None;
         let namespace = secret.namespace().unwrap_or_default();
         let tried = cluster.within::<Secret>(&namespace).try_create(&secret).await;

@@ -62,7 +62,7 @@ const DIGITS: usize = 16;
 /// How the two movers connect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Dialling {
-    /// It waits on its loopback for the relay.
+    /// Each mover waits on its loopback for the relay.
     Relayed,
     /// The target waits for the source.
     Open,
@@ -521,7 +521,7 @@ impl HelperSettings {
     }
 
     fn pod(&self, namespace: &str) -> PodSpec {
-        // These Secrets exist only in this namespace.
+        // The pull Secrets exist only in the namespace of the release.
         let is_ours = namespace == self.namespace;
         let pull = self.pull_secrets.iter().filter(|_| is_ours);
         let pull = pull.map(|name| LocalObjectReference { name: name.clone() });

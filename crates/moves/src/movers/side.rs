@@ -92,7 +92,7 @@ pub(super) enum Until {
 
 pub(super) enum PodState<'p> {
     Missing,
-    /// It has to be replaced.
+    /// The pod has to be replaced.
     Outdated(PodObject<'p>),
     /// The Secret that it waits for may not exist.
     MissingSecret(SecretOwner),

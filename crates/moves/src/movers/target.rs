@@ -89,7 +89,7 @@ pub(super) async fn wanted(
     twin.annotations_mut().extend(mark.annotations());
     // CreateVolume is never called for this twin: its claim has a PV.
     twin.annotations_mut().remove(mark::FINGERPRINT);
-    // It contains only a copy: the finalizer is added at the hand-over.
+    // Until the hand-over the twin contains only a copy, which needs no finalizer.
     twin.metadata.finalizers = None;
     Ok(Some(twin))
 }

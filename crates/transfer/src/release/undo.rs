@@ -188,7 +188,7 @@ async fn take(
         }
         (ReleaseUndoStep::UnmarkTwin, _, _, Some(twin)) => {
             let unmarked = mark_twin(context, twin, TwinMark::Off, Step::UnreleaseMark).await?;
-            // Otherwise it was marked, but not recorded yet.
+            // With a record, further steps follow.
             return Ok(unmarked && observed.record.is_none());
         }
         (ReleaseUndoStep::TouchTwin, _, _, Some(twin)) => {

@@ -144,7 +144,7 @@ impl Observer {
             recorded: record.is_some(),
             begun,
             data,
-            // Otherwise it is recorded again.
+            // If false, the plan is recorded (again).
             secured: retained && (record.is_none() || plan == record),
             leaving: real.as_ref().map_or(begun || bound.is_some(), is_leaving),
             seen: self.controller_has_seen(all_retained),

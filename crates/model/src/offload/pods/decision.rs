@@ -175,7 +175,7 @@ fn run(home: HomePod, facts: &PodFacts) -> Act {
             ..
         } if home.ended => Act::Reflect,
         _ if home.ended => Act::Nothing,
-        // It terminated before it was deleted: drains and pod garbage collection delete terminated pods, too.
+        // The remote pod terminated before it was deleted: drains and pod garbage collection delete terminated pods, too.
         RemotePod::Ours { ended: true, .. } if home.started && facts.is_finite => Act::Reflect,
         // Another client has removed the gate: the pod may have run, and must not be created again.
         RemotePod::Ours { gated: false, .. } if !home.started => Act::MarkStarted,

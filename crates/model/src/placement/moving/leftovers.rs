@@ -22,7 +22,8 @@ pub fn leftover_step(by: &MoveUid, facts: &ClaimFacts) -> ClaimDecision {
 pub(super) fn pending(by: &MoveUid, keeps_copy: bool, facts: &ClaimFacts) -> Option<ClaimDecision> {
     let is_gated = facts.note_of(by).is_some();
     if was_committed(facts) {
-        // Its data is deleted when users delete its twin, and with that the claim of the mover.
+        // When users delete the twin of a source that is gated there, the claim of the mover is released, and the
+        // data is deleted.
         let is_bound = |remote: &RemoteVolume| matches!(remote.mover_claim, MoverClaim::Named { .. });
         let is_kept = facts.there.as_ref().is_some_and(is_bound);
         let released = || committed::released_there(by, facts).filter(|_| is_kept);

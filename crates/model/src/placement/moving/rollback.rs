@@ -230,7 +230,7 @@ pub(super) fn bound_again(note: &GateNote, facts: &ClaimFacts, volume: &VirtualV
     };
     let touch = Touch::Ungated(note.gate);
     if *deleting {
-        // It was deleted while it was Lost: the deletion continues, and the data is retained.
+        // The claim was deleted while it was Lost: its deletion continues, and the data is retained.
         return if *lock == Lock::Ours {
             ClaimDecision::Do(ClaimStep::Unlock { claim: at.clone() })
         } else {
@@ -342,11 +342,11 @@ pub(super) fn helpers_removed(side: Side, helpers: &Live<Helpers>) -> Option<Cla
     }
 }
 
-/// Only after the movers, which write to it.
+/// Deletes the target, after the movers, which write to it.
 fn target_removed(keeps_copy: bool, facts: &ClaimFacts) -> Option<ClaimDecision> {
     let is_lost = matches!(facts.source, Live::Known(SourceTwin::Gone { for_good: true }));
     match &facts.target {
-        // It may be incomplete, but nothing else is left of the data.
+        // The copy may be incomplete, but nothing else is left of the data.
         _ if keeps_copy && is_lost => None,
         Live::Unknown(why) => Some(unknown(Side::Target, why)),
         Live::Known(TargetTwin::Exists {

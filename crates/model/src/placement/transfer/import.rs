@@ -152,7 +152,7 @@ fn started(facts: &ImportFacts) -> ImportStep {
         | ClaimNow::New { deleting: true, .. }
         | ClaimNow::Other { deleting: true, .. } => ImportStep::AwaitClaimGone,
         ClaimNow::Absent => match (&facts.attached, &facts.unmakeable) {
-            // Otherwise Kubernetes would detach it while the next claim uses it.
+            // Otherwise Kubernetes would detach the volume while the next claim uses it.
             (Some(node), _) => ImportStep::AwaitDetached(node.clone()),
             (None, Some(why)) => ImportStep::RollBack(Interruption::NotAccepted(why.clone())),
             (None, None) => ImportStep::MakeClaim,

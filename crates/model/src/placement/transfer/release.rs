@@ -331,7 +331,7 @@ fn without_claim(facts: &ReleaseFacts) -> ReleaseStep {
     if let Some(node) = &facts.attached
         && (is_ours || !matches!(facts.holder, Holder::Claim { .. }))
     {
-        // Otherwise Kubernetes would detach it while the next claim uses it.
+        // Otherwise Kubernetes would detach the volume while the next claim uses it.
         return ReleaseStep::AwaitDetached(node.clone());
     }
     if let VirtualNow::Exists {
