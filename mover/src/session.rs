@@ -121,7 +121,7 @@ impl ControlLane {
         lock(&self.0).flush()
     }
 
-    /// Pings until the session is over, and then sees to its end.
+    /// Starts the thread that pings until the session is over, and then makes sure that it ends in time.
     pub(crate) fn keep_alive(self: &Arc<Self>, status: &Arc<SessionStatus>) -> thread::JoinHandle<()> {
         let (lane, status) = (Arc::clone(self), Arc::clone(status));
         thread::spawn(move || {

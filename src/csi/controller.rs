@@ -106,7 +106,7 @@ impl wire::controller_server::Controller for Controller {
     ) -> Answer<wire::CreateVolumeResponse> {
         let deadline = Deadline::of(request.metadata());
         let request = request.into_inner();
-        // Without it in the answer csi-provisioner would believe that the volume is empty.
+        // Without this field in the answer, csi-provisioner would assume that the volume is empty.
         let content_source = request.volume_content_source.clone();
         let create_request = parse::create_request(request)?;
         self.observed(deadline).await?;

@@ -27,7 +27,7 @@ impl TwinCondition<'_> {
 pub(super) struct CurrentCondition {
     status: String,
     digest: String,
-    /// Whether it says that a cluster does not serve the claim.
+    /// Whether the condition reports that a cluster does not serve the claim.
     pub(super) says_unserved: bool,
 }
 

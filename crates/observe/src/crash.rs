@@ -263,7 +263,7 @@ steps! {
     MoveDeleteTarget = "move-delete-target",
     /// Creates the target again under the name of the claim.
     MoveTakeName = "move-take-name",
-    /// Makes the PV of the target name that twin.
+    /// Makes `claimRef` of the target's PV name that twin.
     MovePassOn = "move-pass-on",
     /// Marks the target as handed over.
     MoveHandOver = "move-hand-over",

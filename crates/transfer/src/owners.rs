@@ -83,7 +83,7 @@ pub(super) async fn keep_living_owners<K: Resource>(
     keep_living_owners_once(context, object, &mut Vec::new()).await
 }
 
-/// The same for several attempts to create an object: owners in `told` are not reported again.
+/// As [`keep_living_owners`], for several attempts to create an object: owners in `reported` are not reported again.
 pub(super) async fn keep_living_owners_once<K: Resource>(
     context: &Context<'_>,
     object: &mut K,

@@ -202,7 +202,7 @@ pub enum PublishError {
 pub enum ChangeError {
     #[error("no volume has the id \"{0}\"")]
     NoVolume(VolumeId),
-    /// It is not known where its twin is.
+    /// The place of the twin is unknown.
     #[error("{0}")]
     Unknown(String),
     /// The twin cannot be changed in its present state.

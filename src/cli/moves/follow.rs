@@ -128,7 +128,7 @@ impl Printed {
                     println!("- {finding}");
                 }
             }
-            // The last line says by what.
+            // The last line of the progress has the reason.
             End::Refused | End::Moved | End::Cancelled | End::Failed | End::Recovered => {}
         }
     }

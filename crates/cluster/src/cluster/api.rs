@@ -581,7 +581,7 @@ fn cause(error: kube::Error) -> Cause {
             let message = short(&status.message);
             match status.code {
                 409 => Cause::Conflict(message),
-                // The patch has the uid of another object of that name.
+                // The uid in the patch is that of another object of this name.
                 422 if is_another(&status) => Cause::Conflict(message),
                 403 => Cause::Forbidden(message),
                 404 => Cause::NotFound(message),

@@ -123,7 +123,7 @@ impl Cluster {
         Self::connect_unwatched_with(config, &name, call_timeout).await
     }
 
-    /// The same, with this configuration. Errors name the cluster by `name`.
+    /// Connects with this configuration, without watches. Errors name the cluster by `name`.
     pub async fn connect_unwatched_with(
         config: Config,
         name: &str,

@@ -117,7 +117,7 @@ impl ReadRate {
 }
 
 impl Pods<'_> {
-    /// Waits until a home pod may be read: not at all if it has changed here.
+    /// Waits until a home pod may be read; returns at once if the pod has changed at home.
     pub(super) async fn wait_to_read(&self, seen: &SeenPod) {
         while let Err(wait) = self.read_rate.take(seen.key(), seen.digests) {
             time::sleep(wait).await;

@@ -71,7 +71,7 @@ pub(super) struct Watch {
     changes: Feed<Original>,
     /// Whether pods of the namespace run in the cluster.
     is_occupied: bool,
-    /// What `lacking` was found in: the versions of Services and slices, and the changes in [`Unreached`].
+    /// The state from which `lacking` was derived: the versions of Services and slices, and the changes in [`Unreached`].
     found_in: Option<[u64; 3]>,
     /// The Services without endpoints in the cluster, and when that is reported; `None` if it was.
     lacking: BTreeMap<String, Option<Instant>>,

@@ -19,7 +19,7 @@ pub enum Seen {
         uid: String,
         /// Whether it is being deleted.
         deleting: bool,
-        /// The claims in it; read only when it is to be deleted.
+        /// The claims in it; read only before its deletion.
         claims: Vec<Claim>,
         /// Whether twins can be created in it; if not (yet), the condition to publish.
         usable: Result<(), Readiness>,
@@ -52,7 +52,7 @@ pub struct Facts {
     pub since: Duration,
     /// The error of the last attempt to create the namespace or to evict pods, if it was refused.
     pub refused: Option<String>,
-    /// The pods at home on a node of that cluster; read only when the namespace is to be deleted and the
+    /// The pods at home on a node of that cluster; read only before the deletion of the namespace, when the
     /// status announces it.
     pub pods: Vec<Placed>,
     /// Whether an administrator has declared its node out of service: nothing runs there any more, although

@@ -27,7 +27,7 @@ use crate::{
 const EXAMPLE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 
 impl ClusterHelpers {
-    /// All that is rejected.
+    /// What blocks the move: options that are not possible, and objects that API servers refuse in a dry run.
     pub(super) async fn refused(
         &self,
         moved: &MovedVolume,

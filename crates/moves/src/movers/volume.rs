@@ -154,7 +154,7 @@ pub(super) async fn outer(moved: &MovedVolume) -> Result<PersistentVolume, GateE
     Ok(found.ok_or(HelperError::NoVolume(name))?)
 }
 
-/// The same volume again, read-only.
+/// A second PV for the volume of the source, read-only.
 fn source(moved: &MovedVolume, outer: PersistentVolume) -> Result<PersistentVolumeSpec, GateError> {
     let name = moved.volume().clone();
     let spec = outer.spec.unwrap_or_default();

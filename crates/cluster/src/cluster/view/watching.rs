@@ -35,7 +35,7 @@ use crate::{
 /// A dead watch is noticed after this time, plus a few seconds. Waiters also read live now and then, and so
 /// does code that deletes, or reports that an object does not exist.
 const WATCH_SECONDS: u32 = 60;
-/// The same while a view is full: when a watch ends, the view lists again if the budget allows it.
+/// The length of a watch while a view is full: when the watch ends, the view lists again if the budget allows it.
 const WATCH_SECONDS_WHILE_FULL: u32 = 10;
 /// Longest silence on a connection: API servers end each watch of this driver before.
 pub(crate) const READ_TIMEOUT: Duration = Duration::from_secs(WATCH_SECONDS as u64 + 10);

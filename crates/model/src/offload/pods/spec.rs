@@ -643,7 +643,7 @@ fn node_affinity(spec: &Value) -> Value {
     }}})
 }
 
-/// Such a term is not what the pod's node meets.
+/// Whether a requirement excludes virtual nodes: the node that was chosen for the pod does not meet such a term.
 pub(super) fn excludes_virtual_nodes(requirement: &Value) -> bool {
     let mut values = requirement["values"].as_array().into_iter().flatten();
     let is_excluded = match requirement["operator"].as_str() {
