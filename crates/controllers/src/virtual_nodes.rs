@@ -167,7 +167,7 @@ impl Reconciler<'_> {
                 }
             }
         }
-        tracing::info!(node, %cluster, "marked a virtual node as able to have volumes");
+        tracing::info!(node, %cluster, "labelled a virtual node, and registered the driver in its CSINode");
         Ok(())
     }
 

@@ -38,7 +38,7 @@ impl MaxVolumes {
             Err(_) => {
                 tracing::warn!(
                     node,
-                    "the API server does not answer how many volumes fit on this node"
+                    "cannot read from the API server how many volumes fit on this node"
                 );
                 0
             }
