@@ -271,7 +271,7 @@ async fn observe(
     ))
 }
 
-/// A twin that is to become a copy of the one at this site, and its claim. `CreateVolume` may succeed before that
+/// A twin that will be a copy of the one at this site, and its claim. `CreateVolume` may succeed before that
 /// copy is made, and from then on csi-provisioner does not protect the source.
 pub async fn copy_to_come(site: &Site) -> Result<Option<String>, ApiError> {
     let (view, topic) = (site.view(), slim::copies_of(site.namespace(), site.name()));
