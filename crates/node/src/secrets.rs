@@ -23,8 +23,8 @@ pub enum Secrets {
 #[derive(Debug, thiserror::Error)]
 pub enum SecretError {
     #[error(
-        "{namespace}/{name} is not read, because node.secrets is off: list the namespace {namespace} in the chart's \
-         value node.secretNamespaces"
+        "{namespace}/{name} is not read, because the node plugin may read no Secrets: list the namespace {namespace} in the \
+         chart's value node.secretNamespaces"
     )]
     Forbidden { namespace: String, name: String },
     /// The API server returned an error, or does not answer.
