@@ -339,7 +339,7 @@ impl Journal {
                         touched,
                         losses,
                     })?,
-                    line => merged.put(&line)?,
+                    line @ Line::End { .. } => merged.put(&line)?,
                 }
             }
         }
