@@ -197,7 +197,7 @@ fn snapshot_table(rows: &[SnapshotRow]) -> String {
         if !row.message.is_empty() {
             table.note(&format!("  └ {}", row.message));
         }
-        if !row.advice.is_empty() && row.state != SnapshotState::Pending {
+        if !row.advice.is_empty() {
             table.note(&format!("    → {}", row.advice));
         }
     }
@@ -311,13 +311,22 @@ mod tests {
             }),
             cluster: Some("home".into()),
         };
+        let waits = SnapshotRow {
+            state: SnapshotState::Pending,
+            message: "the content waits for it".into(),
+            advice: "create it".into(),
+            ..row.clone()
+        };
         let expected = "\
 NAMESPACE   SNAPSHOT   CLASS   SIZE   STATE      SOURCE          CLUSTER   TWIN
 shop        backup     -       1Gi    Orphaned   v1:home:pvc-1   home      liqo-storage/snapshot-1
   └ no content refers to it
     → delete it
+shop        backup     -       1Gi    Pending    v1:home:pvc-1   home      liqo-storage/snapshot-1
+  └ the content waits for it
+    → create it
 ";
-        assert_eq!(snapshot_table(&[row]), expected);
+        assert_eq!(snapshot_table(&[row, waits]), expected);
     }
 
     #[test]

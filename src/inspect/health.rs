@@ -26,8 +26,11 @@ pub(super) fn health(case: &Case<'_>, storage: &Storage) -> Health {
     if let Some(transfer) = unfinished_transfer(case) {
         return Health::new(
             State::Pending,
-            format!("its {transfer} is not complete; the data is kept"),
-            "liqo-csi doctor names the commands that continue and undo it.",
+            // Not as advice, which `volumes` does not print in this state.
+            format!(
+                "its {transfer} is not complete, and the data is kept: liqo-csi doctor names the commands that continue and undo it"
+            ),
+            "",
         );
     }
     match case {
