@@ -42,8 +42,8 @@ pub(super) struct Watched {
     _stops: DropGuard,
 }
 
-/// A claim that is kept: its provisioner is this driver, or its PV was not provisioned for it and may be of
-/// this driver, or it is not bound yet.
+/// A claim that is kept: its provisioner is this driver, or its PV was not provisioned and may be of this driver, or
+/// it is not bound yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "independent facts about one object")]
 pub(super) struct Claim {
@@ -187,9 +187,11 @@ fn claim(claim: &PersistentVolumeClaim, rules: &CarriedAnnotations) -> Option<Cl
     // A fabric may have copied the annotations of its twin.
     let bears_marks_of_its_twin = facts::bears_marks_of_its_twin(claim);
     let names_another_volume = names_another_volume(claim);
+    // Some provisioners put only a part of the uid into the names of volumes.
+    let was_provisioned = PROVISIONERS.iter().any(|key| annotations.contains_key(*key));
     let is_seen = pending
         || by_name
-        || names_another_volume
+        || (names_another_volume && !was_provisioned)
         || bears_marks_of_its_twin
         || PROVISIONERS.iter().any(ours);
     let class = facts::claim_class(claim);
@@ -267,4 +269,32 @@ fn node_attachment(attachment: &VolumeAttachment) -> Option<NodeAttachment> {
         of_twin: marked_volume(attachment.labels()).is_some(),
         behind: path.and_then(|path| path.source.driver().map(str::to_owned)),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn claims_that_another_driver_has_provisioned_are_not_kept() {
+        let is_kept = |provisioner: &str, volume: &str| {
+            let mut annotations = json!({facts::BOUND_BY_CONTROLLER: "yes"});
+            if !provisioner.is_empty() {
+                annotations[PROVISIONERS[0]] = Value::from(provisioner);
+            }
+            let found = serde_json::from_value(json!({
+                "metadata": {"uid": "0c4f3f2e-8a51", "annotations": annotations},
+                "spec": {"volumeName": volume},
+                "status": {"phase": "Bound"},
+            }));
+            claim(&found.unwrap(), &CarriedAnnotations::default()).is_some()
+        };
+        assert!(is_kept(DRIVER_NAME, "pvc-0c4f3f2e-8a51"));
+        assert!(is_kept("", "pvc-of-an-earlier-claim"));
+        for volume in ["pvc-0c4f3f2e-8a51", "pvc-0c4f3f2e8a"] {
+            assert!(!is_kept("real.example", volume), "{volume}");
+        }
+    }
 }
