@@ -54,7 +54,7 @@ impl RemainingObjects {
             ),
             (_, Some(snapshots)) if !snapshots.is_empty() => format!(
                 "it is being deleted, but snapshots exist in the cluster and would become inaccessible: {}. It is deleted when they \
-                 are deleted, and the contents of those that were retained, too",
+                 and their VolumeSnapshotContents are deleted",
                 list_some(snapshots)
             ),
             (_, None) => {
