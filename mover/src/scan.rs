@@ -24,9 +24,10 @@ use crate::{
 const WINDOW: usize = 1 << 16;
 /// How many subdirectories of one directory are in memory; the rest is read again.
 const SUBDIRECTORIES: usize = 1 << 12;
-/// The limits of reading ahead: directories of one parent, and entries in total. All threads together read as many at the
-/// same time.
+/// The limits of reading ahead: directories of one parent, entries of one directory, and entries in total, with those that
+/// are being read.
 const AHEAD: usize = 64;
+const AHEAD_DIRECTORY: usize = AHEAD_ENTRIES / 4;
 const AHEAD_ENTRIES: usize = 1 << 16;
 
 /// Names in the root that are never part of a volume: journals.
@@ -119,8 +120,6 @@ struct Level {
 
 struct Shared {
     tree: Arc<Tree>,
-    /// How many entries of one directory are read ahead.
-    share: usize,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -131,7 +130,8 @@ type Ahead = Option<Result<Listed, Errno>>;
 #[derive(Default)]
 struct State {
     todo: BTreeSet<TreePath>,
-    done: BTreeMap<TreePath, Ahead>,
+    /// With the number of entries for which it counts.
+    done: BTreeMap<TreePath, (usize, Ahead)>,
     entries: usize,
     /// The directory that the walk waits for is read whatever is in memory already.
     wanted: Option<TreePath>,
@@ -142,7 +142,6 @@ impl Scan {
     pub(crate) fn start(tree: Arc<Tree>, threads: usize) -> Self {
         let shared = Arc::new(Shared {
             tree,
-            share: AHEAD_ENTRIES / threads.max(1),
             state: Mutex::default(),
             changed: Condvar::new(),
         });
@@ -273,7 +272,6 @@ impl Shared {
             drop(state);
             return read(&self.tree, path, None);
         }
-        state.wanted = Some(path.clone());
         loop {
             if let Some(done) = state.take(path) {
                 state.wanted = None;
@@ -284,6 +282,9 @@ impl Shared {
             if state.closed {
                 return Err(Errno::CANCELED);
             }
+            state.wanted = Some(path.clone());
+            // The thread that reads it may wait until there is room.
+            self.changed.notify_all();
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
@@ -301,11 +302,28 @@ impl Shared {
             };
             state.todo.remove(&path);
             drop(state);
-            let done = read_within(&self.tree, &path, self.share);
+            // Of a directory that is too large no more names are kept: every thread may be reading one.
+            let mut listed = 0;
+            let found = read_names(&self.tree, &path, None, AHEAD_DIRECTORY, || {
+                listed += 1;
+                listed <= AHEAD_DIRECTORY
+            });
+            let is_whole = listed <= AHEAD_DIRECTORY;
+            let count = if is_whole { listed } else { 0 };
             state = self.lock();
-            state.entries += entries(done.as_ref());
+            while !state.has_room(&path, count) {
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
+            state.entries += count;
+            drop(state);
+            let done = match found {
+                Ok(_) if !is_whole => None,
+                Ok((directory, own, found)) => Some(read_inodes(&path, &directory, own, found)),
+                Err(errno) => Some(Err(errno)),
+            };
+            state = self.lock();
             let wanted = state.wanted.as_ref() == Some(&path);
-            state.done.insert(path, done);
+            state.done.insert(path, (count, done));
             if wanted {
                 self.changed.notify_all();
             }
@@ -314,17 +332,16 @@ impl Shared {
 }
 
 impl State {
+    /// Whether this directory may be read now; waiting for one that the walk waits for would never end.
+    fn has_room(&self, path: &TreePath, count: usize) -> bool {
+        self.entries + count <= AHEAD_ENTRIES || self.wanted.as_ref() == Some(path) || self.closed
+    }
+
     fn take(&mut self, path: &TreePath) -> Option<Ahead> {
-        let done = self.done.remove(path)?;
-        self.entries -= entries(done.as_ref());
+        let (count, done) = self.done.remove(path)?;
+        self.entries -= count;
         Some(done)
     }
-}
-
-/// How many entries of a directory are in memory.
-fn entries(ahead: Option<&Result<Listed, Errno>>) -> usize {
-    let listed = ahead.and_then(|read| read.as_ref().ok());
-    listed.map_or(0, |listed| listed.entries.len())
 }
 
 /// The next subdirectories, and the last of them if there are more. There are none if the directory was
@@ -368,7 +385,7 @@ fn read_subdirectories(
 
 /// Reads a directory, or the part of it after `after`.
 pub(crate) fn read(tree: &Tree, path: &TreePath, after: Option<&Name>) -> Result<Listed, Errno> {
-    let (directory, own, found) = read_names(tree, path, after, WINDOW)?;
+    let (directory, own, found) = read_names(tree, path, after, WINDOW, || true)?;
     let listed = read_inodes(path, &directory, own, found)?;
     // The next part begins after the last entry of this one, so there must be one.
     if listed.more && listed.entries.is_empty() {
@@ -377,26 +394,19 @@ pub(crate) fn read(tree: &Tree, path: &TreePath, after: Option<&Name>) -> Result
     Ok(listed)
 }
 
-/// Reads a directory of at most this many entries.
-fn read_within(tree: &Tree, path: &TreePath, limit: usize) -> Ahead {
-    match read_names(tree, path, None, limit) {
-        Ok((_, _, found)) if found.more => None,
-        Ok((directory, own, found)) => Some(read_inodes(path, &directory, own, found)),
-        Err(errno) => Some(Err(errno)),
-    }
-}
-
 fn read_names(
     tree: &Tree,
     path: &TreePath,
     after: Option<&Name>,
     limit: usize,
+    mut is_kept: impl FnMut() -> bool,
 ) -> Result<(OwnedFd, Inode, Names), Errno> {
     let fd = tree.directory(path)?;
     // Before the names: the next pass notices a change after this time.
     let status = At::Fd(fd.as_fd()).status()?;
     let own = inode_of(&status).ok_or(Errno::NOTDIR)?;
-    let found = names(fd.as_fd(), after, limit, |name, _| !is_unlisted(tree, path, name))?;
+    let wanted = |name: &[u8], _| !is_unlisted(tree, path, name) && is_kept();
+    let found = names(fd.as_fd(), after, limit, wanted)?;
     Ok((fd, own, found))
 }
 
@@ -495,28 +505,32 @@ mod tests {
         assert!(found.is_sorted());
     }
 
-    /// Each of them alone is within the limit.
+    /// As many as fit are read at the same time, the others when the walk reaches them.
     #[test]
-    fn large_directories_are_not_read_ahead_together() {
+    fn large_directories_are_read_ahead_within_a_limit() {
         let root = tempfile::tempdir().unwrap();
-        let count = AHEAD_ENTRIES / 2 + 1;
-        for directory in ["a", "b"] {
+        let large = AHEAD_ENTRIES / 5 + 1;
+        let sizes = [large, large, large, large, large, AHEAD_DIRECTORY + 1];
+        for (directory, size) in ["a", "b", "c", "d", "e", "f"].into_iter().zip(sizes) {
             let directory = root.path().join(directory);
             fs::create_dir(&directory).unwrap();
-            for at in 0..count {
+            for at in 0..size {
                 fs::write(directory.join(at.to_string()), "").unwrap();
             }
         }
-        let mut scan = Scan::start(Arc::new(Tree::open(root.path()).unwrap()), 2);
+        let mut scan = Scan::start(Arc::new(Tree::open(root.path()).unwrap()), 5);
         scan.next(&mut 0).unwrap();
-        while scan.shared.lock().done.len() < 2 {
+        // Four of the first five, and the last one, which is too large.
+        while scan.shared.lock().done.len() < 5 {
             std::thread::yield_now();
         }
-        assert!(scan.shared.lock().entries <= AHEAD_ENTRIES);
-        for _ in 0..2 {
+        assert_eq!(scan.shared.lock().entries, 4 * large);
+        for size in sizes {
             let listed = scan.next(&mut 0).unwrap().unwrap();
-            assert_eq!(listed.entries.len(), count);
+            assert_eq!(listed.entries.len(), size);
         }
+        assert!(scan.next(&mut 0).unwrap().is_none());
+        assert_eq!(scan.shared.lock().entries, 0);
     }
 
     #[test]
