@@ -19,7 +19,7 @@ use crate::{
     tree::{At, Names, SortedNames, Tree, is_gone, names, type_of},
 };
 
-/// How many names are deleted for each time that their directory is read.
+/// How many names of a deleted directory are deleted for each time that it is read.
 const DELETED: usize = 1 << 16;
 /// How many subdirectories of one directory are in memory while the first of them is deleted.
 const SUBDIRECTORIES: usize = 1 << 10;
@@ -187,21 +187,24 @@ fn remove_directory(tree: &Tree, path: &TreePath) -> Result<(), Errno> {
     rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR)
 }
 
-/// Deletes links to inodes that have no other name any more: they would take space.
+/// Deletes links to inodes that have no other name any more: they would take space. This is done while their directory is
+/// read, because to look at millions of inodes once more takes long. If a file system then leaves out names, the next pass
+/// deletes them.
 pub(crate) fn sweep(links: &OwnedFd) -> Result<(), Errno> {
-    let is_last = |name: &[u8]| {
-        let status = Name::parse(name).map(|name| At::Child(links.as_fd(), &name).status());
-        matches!(status, Ok(Ok(status)) if status.stx_nlink == 1)
+    let is_last = |name: &Name| {
+        let status = At::Child(links.as_fd(), name).status();
+        status.is_ok_and(|status| status.stx_nlink == 1)
     };
-    loop {
-        let found = names(links.as_fd(), None, DELETED, |name, _| is_last(name))?;
-        for (name, _) in &found.names {
-            unlink(links.as_fd(), name)?;
+    let mut swept = Ok(());
+    names(links.as_fd(), None, 1, |name, _| {
+        if let (Ok(()), Ok(name)) = (swept, Name::parse(name))
+            && is_last(&name)
+        {
+            swept = unlink(links.as_fd(), &name);
         }
-        if !found.more {
-            return Ok(());
-        }
-    }
+        false
+    })?;
+    swept
 }
 
 #[cfg(test)]
@@ -235,12 +238,12 @@ mod tests {
 
     /// Otherwise the time grows with the square of their number.
     #[test]
-    fn a_directory_is_not_read_again_for_a_few_thousand_of_its_names() {
+    fn a_directory_is_not_read_again_for_thousands_of_its_names() {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
-        for directory in ["links", "deleted"] {
+        for (directory, count) in [("links", DELETED + 5000), ("deleted", 5000)] {
             fs::create_dir(at(directory)).unwrap();
-            for number in 0..5000 {
+            for number in 0..count {
                 fs::write(at(directory).join(number.to_string()), "").unwrap();
             }
         }
