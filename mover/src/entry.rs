@@ -109,6 +109,14 @@ impl Inode {
     pub fn is_file(&self) -> bool {
         self.kind == Kind::File
     }
+
+    /// The approximate memory of this value with its name, in bytes.
+    pub(crate) fn cost(&self) -> usize {
+        let (target, _) = self.kind.detail();
+        let xattrs = self.attributes.xattrs.iter();
+        let xattrs = xattrs.map(|(name, value)| name.len() + value.len() + 64);
+        320 + target.len() + xattrs.sum::<usize>()
+    }
 }
 
 impl Kind {

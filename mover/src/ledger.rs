@@ -92,7 +92,8 @@ impl Item {
 
     fn cost(&self) -> usize {
         match self {
-            Self::Directory { path, .. } | Self::Missed(path) => 320 + path.as_bytes().len(),
+            Self::Directory { path, own } => own.cost() + path.as_bytes().len(),
+            Self::Missed(path) => 320 + path.as_bytes().len(),
             Self::Kept(record) => record.cost(),
             Self::Record { record, .. } => record.cost() + 320,
             Self::End { losses, .. } => 64 + losses.cost(),
@@ -343,5 +344,18 @@ impl<'a> Committer<'a> {
         if self.counts.first_unsteady.is_none() {
             self.counts.first_unsteady = self.directory.child(&record.entry.name).ok();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As many directories wait as are within the limit.
+    #[test]
+    fn the_extended_attributes_of_a_directory_count_as_memory() {
+        let (path, mut own) = (TreePath::root(), Inode::directory_by_name());
+        own.attributes.xattrs = vec![(b"user.x".to_vec(), vec![0; 1 << 16])];
+        assert!(Item::Directory { path, own }.cost() >= 1 << 16);
     }
 }

@@ -40,11 +40,7 @@ pub(crate) struct Record {
 impl Record {
     /// The approximate memory of this value, in bytes.
     pub(crate) fn cost(&self) -> usize {
-        let Inode { kind, attributes, .. } = &self.entry.inode;
-        let (target, _) = kind.detail();
-        let xattrs = attributes.xattrs.iter();
-        let xattrs = xattrs.map(|(name, value)| name.len() + value.len() + 64);
-        320 + target.len() + xattrs.sum::<usize>()
+        self.entry.inode.cost()
     }
 }
 
