@@ -456,7 +456,10 @@ impl OrderSender {
     async fn request(&self, order: Order) -> Result<Answer, String> {
         let answer = self.exchange(order).await;
         let mut state = lock(&self.state);
+        let received = state.receiving.map_or(0, |last| last.received);
         match &answer {
+            // The result is that of another connection, of which there was no report.
+            Ok(Answer::Passed(passed)) if passed.received_bytes < received => state.disconnected(),
             // The result has the exact number.
             Ok(_) => state.receiving = None,
             Err(_) => state.disconnected(),

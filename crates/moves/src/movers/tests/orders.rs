@@ -492,8 +492,10 @@ async fn bytes_on_a_connection_that_broke_count_as_sent() {
         progress_line(true, 20),
         progress_line(true, 15),
     ]);
-    let copies = Copies::with(vec![failed, resumed]).await;
-    for received in [40, 40 + 60 + 20 + 30] {
+    let mut resumed_at_once = passed(10, &json!([]));
+    resumed_at_once["before"] = json!([progress_line(true, 50)]);
+    let copies = Copies::with(vec![failed, resumed, resumed_at_once]).await;
+    for received in [40, 40 + 60 + 20 + 30, 150 + 50 + 10] {
         copies.ended(Pass::Warm).await;
         let told = copies.orders.progress(&copies.world.moved).unwrap();
         assert_eq!((told.received, told.running), (received, None));
