@@ -247,11 +247,16 @@ impl<S: Slim> View<S> {
                 config.timeout
             };
             let began = Instant::now();
-            let error = match api.watch(&params, &version).await {
+            let watched = match api.watch(&params, &version).await {
+                Ok(events) if failed.is_some() => match went_back(api, config, &version).await {
+                    Ok(true) => return Ok(()),
+                    Ok(false) => Ok(events),
+                    Err(error) => Err(error),
+                },
+                watched => watched,
+            };
+            let error = match watched {
                 Ok(events) => {
-                    if failed.is_some() && went_back(api, config, &version).await {
-                        return Ok(());
-                    }
                     let mut events = Box::pin(events);
                     loop {
                         let since = failed.map_or(Duration::ZERO, |when| when.elapsed());
@@ -360,7 +365,11 @@ impl Failures {
 
 /// Whether the API server has not reached this version any more: after a failure, because its storage was restored from a
 /// backup. A watch from this version would show nothing, and report no error, until it is reached again.
-async fn went_back<K>(api: &Api<Lean<K>>, config: &watcher::Config, version: &str) -> bool
+async fn went_back<K>(
+    api: &Api<Lean<K>>,
+    config: &watcher::Config,
+    version: &str,
+) -> Result<bool, kube::Error>
 where
     K: Resource + Clone + Debug + DeserializeOwned,
 {
@@ -370,10 +379,10 @@ where
         limit: Some(1),
         ..ListParams::default()
     };
-    let listed = api.list_metadata(&params).await.ok();
-    let now = listed.and_then(|it| it.metadata.resource_version?.parse::<u64>().ok());
+    let now = api.list_metadata(&params).await?.metadata.resource_version;
+    let now = now.and_then(|it| it.parse::<u64>().ok());
     let then = version.parse::<u64>().ok();
-    now.zip(then).is_some_and(|(now, then)| now < then)
+    Ok(now.zip(then).is_some_and(|(now, then)| now < then))
 }
 
 /// The pause before a retry.
