@@ -12,7 +12,7 @@ use k8s_openapi::{
 };
 use kube::api::ObjectMeta;
 use serde_json::{Value, json};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::{
@@ -64,9 +64,10 @@ impl Lease {
     pub async fn lead(&self, work: impl AsyncFn()) {
         let mut trouble = Ongoing::default();
         let side = &self.0;
-        loop {
+        let acquired = loop {
+            let began = Instant::now();
             match side.take().await {
-                Ok(true) => break,
+                Ok(true) => break began,
                 Ok(false) => trouble.is_over(),
                 Err(error) if trouble.is_news(error.to_string()) => {
                     tracing::warn!(%error, "cannot acquire the lease of the background loops");
@@ -74,10 +75,10 @@ impl Lease {
                 Err(_) => {}
             }
             sleep(RETRY).await;
-        }
+        };
         tracing::info!(holder = side.me, "running the background loops");
         let keeper = Arc::clone(side);
-        let kept = AbortOnDropHandle::new(tokio::spawn(async move { keeper.keep().await }));
+        let kept = AbortOnDropHandle::new(tokio::spawn(async move { keeper.keep(acquired).await }));
         tokio::select! {
             () = work() => {}
             _ended = kept => tracing::warn!("lost the lease of the background loops"),
@@ -123,15 +124,17 @@ impl Handle {
         self.write(&lease, json!({ "spec": taken })).await
     }
 
-    /// Renews until that fails for too long, or another replica has the lease.
-    async fn keep(&self) {
-        let (mut renewed, mut trouble) = (Instant::now(), Ongoing::default());
+    /// Renews until that fails for too long, or another replica has the lease. Times count from before a write,
+    /// because other replicas may see it long before its answer arrives here.
+    async fn keep(&self, mut renewed: Instant) {
+        let (mut next, mut trouble) = (renewed + RENEW, Ongoing::default());
         loop {
-            sleep(RENEW).await;
-            let left = RENEW_DEADLINE.saturating_sub(renewed.elapsed());
-            match timeout(left, self.renew()).await {
+            let end = renewed + RENEW_DEADLINE;
+            sleep_until(next.min(end)).await;
+            let began = Instant::now();
+            match timeout_at(end, self.renew()).await {
                 Ok(Ok(true)) => {
-                    renewed = Instant::now();
+                    renewed = began;
                     trouble.is_over();
                 }
                 Ok(Ok(false)) => return,
@@ -143,6 +146,7 @@ impl Handle {
             if renewed.elapsed() >= RENEW_DEADLINE {
                 return;
             }
+            next = began + RENEW;
         }
     }
 
@@ -209,8 +213,16 @@ fn holder(lease: &KubeLease) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
+    use std::future::pending;
+
+    use futures::FutureExt;
+    use tokio::time::{advance, timeout};
+
     use super::*;
-    use crate::cluster::testing::{Act, FakeApi, Fault};
+    use crate::cluster::{
+        Calls,
+        testing::{Act, FakeApi, Fault, StoppedClock},
+    };
 
     const PATH: &str = "/apis/coordination.k8s.io/v1/namespaces/ours/leases/storage-liqo-io-reconcilers";
 
@@ -284,12 +296,30 @@ mod tests {
         let lease = Lease::new(&home, "ours", "a");
         let work = async || {
             api.change(PATH, |lease| lease["spec"]["holderIdentity"] = "b".into());
-            std::future::pending::<()>().await;
+            pending::<()>().await;
         };
         let patience = Duration::from_secs(30);
         timeout(patience, lease.lead(work))
             .await
             .expect("the work did not end");
+    }
+
+    #[tokio::test]
+    async fn a_lease_counts_from_before_its_write() {
+        let api = FakeApi::start().await;
+        let calls = Calls::without_metrics(Duration::from_mins(1));
+        let home = api.cluster_with(calls).await;
+        let lease = Lease::new(&home, "ours", "a");
+        let (leases, _) = PATH.rsplit_once('/').unwrap();
+        let _clock = StoppedClock::new();
+        // The answer is late: the first poll of `advance` sets the clock.
+        api.before("POST", leases, |_| {
+            assert!(advance(RENEW_DEADLINE).now_or_never().is_none());
+        });
+        let led = lease.lead(async || pending::<()>().await);
+        timeout(Duration::from_secs(30), led)
+            .await
+            .expect("the work goes on when another replica may begin");
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
