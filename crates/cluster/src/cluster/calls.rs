@@ -3,8 +3,8 @@
 //! begin.
 
 use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
+    collections::{HashMap, HashSet},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -43,6 +43,12 @@ impl Calls {
     pub fn without_metrics(timeout: Duration) -> Self {
         Self::new(timeout, Metrics::default())
     }
+
+    /// Drops what was recorded about other clusters than these.
+    pub(crate) fn keep(&self, is_known: impl Fn(&str) -> bool) {
+        self.metrics.keep(&is_known);
+        self.unanswered.keep(is_known);
+    }
 }
 
 /// Which rights API servers could not evaluate, and why: logged when that changes, not at each check.
@@ -51,7 +57,7 @@ pub(super) struct Unanswered(Arc<Mutex<HashMap<String, Ongoing>>>);
 
 impl Unanswered {
     /// Records the answer to an access review, or why there is none; returns whether that is a new
-    /// failure.
+    /// failure. The question begins with the id of the cluster.
     pub(super) fn is_news(&self, question: String, failure: Option<&str>) -> bool {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(why) = failure {
@@ -60,12 +66,19 @@ impl Unanswered {
         all.remove(&question);
         false
     }
+
+    fn keep(&self, is_known: impl Fn(&str) -> bool) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|question, _| question.split(' ').next().is_some_and(&is_known));
+    }
 }
 
 /// Durations of calls to API servers. Cheap to clone; exported only if registered.
 #[derive(Clone)]
 pub struct Metrics {
     took: Family<Call, Histogram, fn() -> Histogram>,
+    /// The labels in use, which are removed together with their cluster.
+    used: Arc<Mutex<HashSet<Call>>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -79,6 +92,7 @@ impl Default for Metrics {
     fn default() -> Self {
         Self {
             took: Family::new_with_constructor(times),
+            used: Arc::default(),
         }
     }
 }
@@ -123,7 +137,20 @@ impl Metrics {
             verb,
             outcome,
         };
+        let mut used = self.used();
         self.took.get_or_create(&call).observe(took.as_secs_f64());
+        used.insert(call);
+    }
+
+    fn keep(&self, is_known: impl Fn(&str) -> bool) {
+        let mut used = self.used();
+        for call in used.extract_if(|call| !is_known(&call.cluster)) {
+            self.took.remove(&call);
+        }
+    }
+
+    fn used(&self) -> MutexGuard<'_, HashSet<Call>> {
+        self.used.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -159,5 +186,17 @@ mod tests {
         ] {
             assert!(text.contains(expected), "{text}");
         }
+    }
+
+    #[test]
+    fn questions_are_dropped_with_their_cluster() {
+        let calls = Calls::without_metrics(Duration::ZERO);
+        let is_news = |cluster| {
+            let question = format!("{cluster} None get  pods");
+            calls.unanswered.is_news(question, Some("no role"))
+        };
+        assert!(is_news("home") && is_news("milan"));
+        calls.keep(|id| id == "home");
+        assert!(is_news("milan") && !is_news("home"));
     }
 }

@@ -186,7 +186,13 @@ impl Keeper {
         let known: BTreeSet<&ClusterId> = declared.iter().map(|(one, _)| &one.declared.id).collect();
         let before = self.links.len();
         self.links.retain(|id, _| known.contains(id));
+        self.awaited.retain(|id, _| known.contains(id));
         let mut changed = before != self.links.len();
+        if changed {
+            let home = self.home.id().as_str();
+            let known: BTreeSet<&str> = known.iter().map(|id| id.as_str()).collect();
+            self.home.calls().keep(|id| id == home || known.contains(id));
+        }
         for (one, trouble) in &declared {
             let access = match trouble {
                 Some(why) => Err(NoAccess::Disputed(why.clone())),
@@ -500,7 +506,10 @@ mod tests {
 
     use super::*;
     use crate::{
-        cluster::testing::{Act, FakeApi, Fault, Warnings},
+        cluster::{
+            Calls, Metrics,
+            testing::{Act, FakeApi, Fault, Warnings},
+        },
         fleet::liqo::LIQO,
         placement::{ClassMap, Fabric},
         volume::BindingPolicy,
@@ -620,6 +629,37 @@ mod tests {
         let second = declared_by("second").await;
         assert!(!first.link.same_channel(&second.link));
         keeping.abort();
+    }
+
+    #[tokio::test]
+    async fn nothing_is_kept_of_a_removed_cluster() {
+        let api = FakeApi::start().await;
+        api.put("/apis", json!({"groups": [{"name": NATIVE, "versions": []}]}));
+        let spec = json!({"kubeconfigSecretRef": {"name": "remote-milan"}, "fabric": {}});
+        api.put(OBJECT, json!({ "spec": spec }));
+        let mut series = prometheus_client::registry::Registry::default();
+        let calls = Calls::new(Duration::from_secs(10), Metrics::register(&mut series));
+        let home = api.cluster_with(calls).await;
+        let mut keeper = Keeper::new(Registry::default(), home.clone(), settings());
+        keeper.detect_fabrics().await;
+        let objects = &home.views().remote_clusters;
+        objects.complete().await;
+        keeper.apply();
+        assert_eq!((keeper.links.len(), keeper.awaited.len()), (1, 1));
+        for cluster in ["home", "milan"] {
+            home.calls()
+                .metrics
+                .record(cluster, "read", Ok(()), Duration::ZERO);
+        }
+
+        let mut changes = objects.version();
+        api.remove(OBJECT);
+        changes.changed().await.unwrap();
+        keeper.apply();
+        assert_eq!((keeper.links.len(), keeper.awaited.len()), (0, 0));
+        let mut page = String::new();
+        prometheus_client::encoding::text::encode(&mut page, &series).unwrap();
+        assert!(page.contains("\"home\"") && !page.contains("\"milan\""), "{page}");
     }
 
     fn settings() -> Settings {

@@ -310,6 +310,9 @@ impl Registry {
     }
 
     pub(super) fn replace(&self, remotes: Remotes, unread: BTreeSet<&'static str>) {
+        let mut twins = self.twins.lock().unwrap_or_else(PoisonError::into_inner);
+        twins.retain(|id, changes| remotes.contains_key(id) || changes.cluster.receiver_count() > 0);
+        drop(twins);
         self.remotes.send_replace(Arc::new(remotes));
         self.unread.send_replace(Some(unread));
         self.changes.send_modify(|count| *count += 1);
@@ -380,5 +383,24 @@ impl Registry {
         });
         registry.replace(known.collect(), unread.into_iter().collect());
         registry
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changes_are_counted_for_known_clusters_and_for_subscribers() {
+        let milan: ClusterId = "milan".parse().unwrap();
+        let registry = Registry::fixed([(Declared::plain("milan"), Link::Connecting(String::new()))]);
+        let subscriber = registry.twin_changes(&milan);
+        registry.replace(BTreeMap::new(), BTreeSet::new());
+        // The cluster may be declared again.
+        registry.twin_notifier(&milan).notify();
+        assert!(subscriber.has_changed().unwrap());
+        drop(subscriber);
+        registry.replace(BTreeMap::new(), BTreeSet::new());
+        assert!(registry.twins.lock().unwrap().is_empty());
     }
 }
