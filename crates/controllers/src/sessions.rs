@@ -3,7 +3,7 @@
 //! Secret that a user or a repository wrote is not changed, and is used again as soon as its content changes.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     time::Duration,
 };
 
@@ -14,14 +14,15 @@ use k8s_openapi::{
         core::v1::Secret,
     },
 };
-use kube::config::Kubeconfig;
+use kube::{ResourceExt, config::Kubeconfig};
 use secrecy::ExposeSecret;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use crate::{
     access::{LONGEST_TOKEN, RENEWED, TokenFacts, renewed_key, seed_key},
-    cluster::{ApiError, Cluster},
+    api::remote_cluster::RemoteCluster,
+    cluster::{ApiError, Cause, Cluster},
     fleet::{Registry, Remote, Unreachable, kubeconfig},
     observe::{
         crash::{self, Step},
@@ -110,20 +111,26 @@ impl<'a> Sessions<'a> {
             .ok_or_else(|| NotRenewed::NoSecret(self.namespace.clone()))
     }
 
-    /// Deletes the renewed kubeconfigs of clusters that are not declared any more.
+    /// Deletes the renewed kubeconfigs of clusters that are not declared any more: the tokens that users wrote may
+    /// have expired since, so the declarations are read live.
     async fn prune(&self) -> Result<(), ApiError> {
         let all = self.home.within::<Secret>(&self.namespace);
         let Some(secret) = all.get(RENEWED).await? else {
             return Ok(());
         };
-        let known: Vec<String> = self
-            .registry
-            .all()
+        let declared = self.home.all::<RemoteCluster>();
+        let mut declared = match declared.pick(None, None, |it| Some(it.name_any())).await {
+            // The kind is not installed, or not served yet.
+            Err(error) if matches!(error.cause, Cause::NotFound(_)) => return Ok(()),
+            declared => declared?,
+        };
+        declared.extend(self.registry.all().iter().map(|remote| remote.id.to_string()));
+        let known: HashSet<String> = declared
             .iter()
-            .flat_map(|remote| [renewed_key(remote.id.as_str()), seed_key(remote.id.as_str())])
+            .flat_map(|id| [renewed_key(id), seed_key(id)])
             .collect();
         let data = secret.data.unwrap_or_default();
-        let gone = data.keys().filter(|key| !known.contains(key));
+        let gone = data.keys().filter(|key| !known.contains(*key));
         let gone: BTreeMap<&String, Value> = gone.map(|key| (key, Value::Null)).collect();
         if gone.is_empty() {
             return Ok(());
@@ -479,5 +486,23 @@ mod tests {
             world.kept().into_keys().collect::<Vec<_>>(),
             [renewed_key("milan")]
         );
+    }
+
+    /// The registry may lack clusters for a moment.
+    #[tokio::test]
+    async fn tokens_of_existing_remote_clusters_are_kept() {
+        let world = world(0).await;
+        let turin = json!({"spec": {"kubeconfigSecretRef": {"name": "turin"}, "fabric": {}}});
+        world
+            .home
+            .put("/apis/storage.liqo.io/v1alpha1/remoteclusters/turin", turin);
+        let kept = BTreeMap::from([(renewed_key("turin"), ByteString(b"x".to_vec()))]);
+        world.home.change(KEPT, |it| it["data"] = json!(kept));
+        world.round().await;
+        assert_eq!(world.kept(), kept);
+        let refused = Fault::new("GET", "/remoteclusters", Act::Refuse(404));
+        world.home.fault(refused);
+        world.round().await;
+        assert_eq!(world.kept(), kept);
     }
 }

@@ -33,6 +33,11 @@ const FABRICS: [(&str, Start); 3] = [
 /// How long all fabrics wait for one of them, which may declare the same clusters.
 const DECLARATION_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// How long the API group of a fabric has to be missing until the fabric counts as removed. An API server that
+/// has just started does not list all groups, and its clusters would count as undeclared. Nothing waits for
+/// this: the objects of a kind are deleted with it, which the watches show at once.
+const REMOVAL_TIMEOUT: Duration = Duration::from_mins(1);
+
 type Start = fn(&Context, &CancellationToken) -> Box<dyn Source>;
 
 #[derive(Default)]
@@ -45,8 +50,21 @@ pub(super) struct Installed {
 struct WatchedFabric {
     group: &'static str,
     since: Instant,
+    /// Since when its API group is missing.
+    missing: Option<Instant>,
     source: Box<dyn Source>,
     _stops: DropGuard,
+}
+
+impl WatchedFabric {
+    /// Whether the fabric counts as installed, now that its API group is listed or not.
+    fn is_installed(&mut self, is_listed: bool) -> bool {
+        if is_listed {
+            self.missing = None;
+            return true;
+        }
+        self.missing.get_or_insert_with(Instant::now).elapsed() < REMOVAL_TIMEOUT
+    }
 }
 
 /// All declarations that could be read.
@@ -59,10 +77,11 @@ pub(super) struct AllDeclarations {
 }
 
 impl Installed {
-    /// Watches the fabrics that are installed now, and drops the others.
+    /// Watches the fabrics whose API groups are listed, and drops those that are removed.
     pub(super) fn follow(&mut self, groups: &BTreeSet<String>, context: &Context) {
         self.groups_known = true;
-        self.sources.retain(|one| groups.contains(one.group));
+        self.sources
+            .retain_mut(|one| one.is_installed(groups.contains(one.group)));
         for (group, start) in FABRICS {
             let known = self.sources.iter().any(|one| one.group == group);
             if groups.contains(group) && !known {
@@ -72,6 +91,7 @@ impl Installed {
                 self.sources.push(WatchedFabric {
                     group,
                     since: Instant::now(),
+                    missing: None,
                     source,
                     _stops: stop.drop_guard(),
                 });
@@ -115,6 +135,7 @@ impl Installed {
 mod tests {
     use super::*;
     use crate::{
+        cluster::{testing::FakeApi, view::View},
         fleet::{declaration::Credentials, kubeconfig::Allowed},
         placement::Declared,
     };
@@ -135,6 +156,7 @@ mod tests {
         WatchedFabric {
             group,
             since: Instant::now(),
+            missing: None,
             source: Box::new(FixedSource(says)),
             _stops: CancellationToken::new().drop_guard(),
         }
@@ -169,5 +191,33 @@ mod tests {
         let all = installed.all_declarations().unwrap();
         assert_eq!(all.declared.len(), 1);
         assert_eq!(all.unread, ["kosmos.io"].into());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_fabric_stays_while_its_group_is_missing_for_a_moment() {
+        let api = FakeApi::start().await;
+        let context = Context {
+            remote_clusters: View::none(),
+            offloadings: View::none(),
+            client: api.cluster_unwatched().await.client().clone(),
+            namespace: "ours".into(),
+            allowed: Allowed::default(),
+            liqo_tenants: BTreeSet::new(),
+        };
+        let mut installed = Installed {
+            groups_known: true,
+            sources: vec![watched("kosmos.io", Some(vec![milan()]))],
+        };
+        let mut clusters = |groups: &[&str]| {
+            installed.follow(&groups.iter().map(|&it| it.to_owned()).collect(), &context);
+            installed.all_declarations().map(|all| all.declared.len())
+        };
+        assert_eq!(clusters(&[]), Some(1), "the API server has just started");
+        tokio::time::sleep(REMOVAL_TIMEOUT / 2).await;
+        assert_eq!(clusters(&["kosmos.io"]), Some(1));
+        tokio::time::sleep(REMOVAL_TIMEOUT).await;
+        assert_eq!(clusters(&[]), Some(1), "the time begins again");
+        tokio::time::sleep(REMOVAL_TIMEOUT).await;
+        assert_eq!(clusters(&[]), Some(0));
     }
 }
