@@ -38,6 +38,7 @@ mod watches;
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 
 use k8s_openapi::api::{
@@ -49,7 +50,10 @@ use kube::{
     api::{ApiResource, DynamicObject, ObjectMeta, PostParams},
     core::NamespaceResourceScope,
 };
-use tokio::sync::{Semaphore, watch};
+use tokio::{
+    sync::{Semaphore, watch},
+    time::Instant,
+};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 pub use self::connect::{KEEPALIVE, KEEPALIVE_PROBES, MOST_PROBES, remote_client, stream_client};
@@ -87,6 +91,9 @@ const REMOTE_PAGE: u32 = 50;
 /// How many lists of one remote cluster are read at the same time.
 const REMOTE_LISTS: usize = 2;
 
+/// How long a namespace without twins is watched after the last read of its view.
+const UNUSED: Duration = Duration::from_hours(1);
+
 /// A namespace that exists as long as its cluster: its uid identifies the cluster.
 pub const KUBE_SYSTEM: &str = "kube-system";
 
@@ -112,10 +119,18 @@ struct Inner {
     /// The annotations of nodes that are kept.
     node_annotations: &'static [&'static str],
     /// Watches of single namespaces, if the driver may not watch all.
-    by_namespace: Mutex<BTreeMap<String, View<slim::Twin>>>,
+    by_namespace: Mutex<BTreeMap<String, WatchedNamespace>>,
     /// Counts the changes in those.
     by_namespace_changes: watch::Sender<u64>,
     stop: CancellationToken,
+    _stops: DropGuard,
+}
+
+/// The watch of the twins in a namespace.
+struct WatchedNamespace {
+    view: View<slim::Twin>,
+    /// When the view was last requested.
+    used: Instant,
     _stops: DropGuard,
 }
 
@@ -181,25 +196,36 @@ impl Cluster {
         self.0.rights
     }
 
-    /// The view of the twins in a namespace, which is watched from now on.
+    /// The view of the twins in a namespace, which is watched from now on. Namespaces come and go: each new watch
+    /// ends those of unused namespaces without twins.
     #[must_use]
     pub fn twins_in(&self, namespace: &str) -> View<slim::Twin> {
         let inner = &self.0;
         if inner.rights.all_claims {
             return inner.views.twins.clone();
         }
-        let mut views = inner.by_namespace.lock().unwrap_or_else(PoisonError::into_inner);
-        let start = || {
-            let view = views::twins_of(&inner.client, &inner.home, namespace, &inner.budget, &inner.stop);
-            let (mut version, changes) = (view.version(), inner.by_namespace_changes.clone());
-            tokio::spawn(inner.stop.clone().run_until_cancelled_owned(async move {
-                while version.changed().await.is_ok() {
-                    changes.send_modify(|count| *count += 1);
-                }
-            }));
-            view
+        let now = Instant::now();
+        let mut watched = inner.by_namespace.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = watched.get_mut(namespace) {
+            known.used = now;
+            return known.view.clone();
+        }
+        watched.retain(|_, one| now.duration_since(one.used) < UNUSED || !one.view.is_idle());
+        let stop = inner.stop.child_token();
+        let view = views::twins_of(&inner.client, &inner.home, namespace, &inner.budget, &stop);
+        let (mut version, changes) = (view.version(), inner.by_namespace_changes.clone());
+        tokio::spawn(stop.clone().run_until_cancelled_owned(async move {
+            while version.changed().await.is_ok() {
+                changes.send_modify(|count| *count += 1);
+            }
+        }));
+        let started = WatchedNamespace {
+            view: view.clone(),
+            used: now,
+            _stops: stop.drop_guard(),
         };
-        views.entry(namespace.to_owned()).or_insert_with(start).clone()
+        watched.insert(namespace.to_owned(), started);
+        view
     }
 
     /// Changes whenever a watched twin changes.
@@ -245,8 +271,8 @@ impl Cluster {
     #[must_use]
     pub fn all_twins(&self) -> Vec<Arc<slim::Twin>> {
         let mut twins = self.views().twins.all();
-        let views = self.0.by_namespace.lock().unwrap_or_else(PoisonError::into_inner);
-        twins.extend(views.values().flat_map(View::all));
+        let watched = self.0.by_namespace.lock().unwrap_or_else(PoisonError::into_inner);
+        twins.extend(watched.values().flat_map(|one| one.view.all()));
         twins
     }
 
@@ -299,5 +325,44 @@ impl Cluster {
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
     {
         self.within(self.storage_namespace())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use tokio::time;
+
+    use super::{testing::FakeApi, *};
+    use crate::volume::mark;
+
+    #[tokio::test]
+    async fn unused_namespaces_without_twins_are_not_watched_for_ever() {
+        let api = FakeApi::start().await;
+        let labels = json!({
+            mark::MANAGED_BY: mark::MANAGED_BY_US, mark::HOME_CLUSTER: "home",
+            mark::VOLUME: "pvc-0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111",
+        });
+        api.put(
+            "/api/v1/namespaces/shop/persistentvolumeclaims/data",
+            json!({"metadata": {"labels": labels}}),
+        );
+        let rights = Rights {
+            all_claims: false,
+            ..Rights::ALL
+        };
+        let cluster = api.remote_cluster("milan", rights).await;
+        let unused = cluster.twins_in("ci-1");
+        let waited_for = cluster.twins_in("ci-2");
+        for view in [&unused, &waited_for, &cluster.twins_in("shop")] {
+            view.complete().await;
+        }
+        let _changes = waited_for.subscribe("data");
+        time::pause();
+        time::advance(UNUSED).await;
+        time::resume();
+        drop(cluster.twins_in("ci-3"));
+        let watched = cluster.0.by_namespace.lock().unwrap();
+        assert!(watched.keys().eq(["ci-2", "ci-3", "shop"]));
     }
 }

@@ -355,6 +355,12 @@ impl<S: Slim> View<S> {
         self.0.given.load(Ordering::Relaxed)
     }
 
+    /// Whether it has no objects, and nothing waits for one.
+    pub(super) fn is_idle(&self) -> bool {
+        let state = self.read();
+        state.objects.is_empty() && state.listeners.is_empty()
+    }
+
     /// How many objects a topic has.
     #[must_use]
     pub fn count_of_topic(&self, topic: &str) -> usize {
