@@ -586,7 +586,8 @@ fn cause(error: kube::Error) -> Cause {
                 403 => Cause::Forbidden(message),
                 404 => Cause::NotFound(message),
                 401 => Cause::Unauthorized(message),
-                408 | 429 | 500..=599 => Cause::Unavailable(message),
+                // A long list that was not read in time (410) can be read again.
+                408 | 410 | 429 | 500..=599 => Cause::Unavailable(message),
                 _ => Cause::Invalid(message),
             }
         }

@@ -63,7 +63,7 @@ async fn a_404_of_a_proxy_does_not_mean_absence() {
 
 #[tokio::test]
 async fn transient_errors_are_retried() {
-    for code in [429, 500, 503, 504] {
+    for code in [410, 429, 500, 503, 504] {
         let (_api, objects) = with([Fault::new("GET", "configmaps", Act::Refuse(code)).times(2)]).await;
         assert_eq!(objects.get("x").await, Ok(None), "{code}");
     }
