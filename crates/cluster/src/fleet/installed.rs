@@ -33,9 +33,9 @@ const FABRICS: [(&str, Start); 3] = [
 /// How long all fabrics wait for one of them, which may declare the same clusters.
 const DECLARATION_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How long the API group of a fabric has to be missing until the fabric counts as removed. An API server that
-/// has just started does not list all groups, and its clusters would count as undeclared. Nothing waits for
-/// this: the objects of a kind are deleted with it, which the watches show at once.
+/// How long an API group has to be missing until its fabric counts as removed, or as not installed. An API server
+/// that has just started does not list all groups, and the clusters would count as undeclared. Nothing waits for
+/// a removal: the objects of a kind are deleted with it, which the watches show at once.
 const REMOVAL_TIMEOUT: Duration = Duration::from_mins(1);
 
 type Start = fn(&Context, &CancellationToken) -> Box<dyn Source>;
@@ -44,6 +44,8 @@ type Start = fn(&Context, &CancellationToken) -> Box<dyn Source>;
 pub(super) struct Installed {
     /// Whether the installed fabrics were ever read: before that, an empty list means nothing.
     groups_known: bool,
+    /// When the API groups were first read.
+    first_read: Option<Instant>,
     sources: Vec<WatchedFabric>,
 }
 
@@ -79,7 +81,9 @@ pub(super) struct AllDeclarations {
 impl Installed {
     /// Watches the fabrics whose API groups are listed, and drops those that are removed.
     pub(super) fn follow(&mut self, groups: &BTreeSet<String>, context: &Context) {
-        self.groups_known = true;
+        let first_read = *self.first_read.get_or_insert_with(Instant::now);
+        // Nearly every installation has the kinds of this driver.
+        self.groups_known |= groups.contains(NATIVE) || first_read.elapsed() >= REMOVAL_TIMEOUT;
         self.sources
             .retain_mut(|one| one.is_installed(groups.contains(one.group)));
         for (group, start) in FABRICS {
@@ -185,6 +189,7 @@ mod tests {
                 watched("storage.liqo.io", Some(vec![milan()])),
                 watched("kosmos.io", None),
             ],
+            ..Installed::default()
         };
         assert!(installed.all_declarations().is_none(), "it may just be slow");
         tokio::time::sleep(DECLARATION_TIMEOUT).await;
@@ -193,8 +198,7 @@ mod tests {
         assert_eq!(all.unread, ["kosmos.io"].into());
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn a_fabric_stays_while_its_group_is_missing_for_a_moment() {
+    async fn context() -> (Context, FakeApi) {
         let api = FakeApi::start().await;
         let context = Context {
             remote_clusters: View::none(),
@@ -204,14 +208,25 @@ mod tests {
             allowed: Allowed::default(),
             liqo_tenants: BTreeSet::new(),
         };
+        (context, api)
+    }
+
+    /// How many clusters are declared after these API groups were listed.
+    fn clusters(installed: &mut Installed, groups: &[&str], context: &Context) -> Option<usize> {
+        let groups = groups.iter().map(|&group| group.to_owned()).collect();
+        installed.follow(&groups, context);
+        installed.all_declarations().map(|all| all.declared.len())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_fabric_stays_while_its_group_is_missing_for_a_moment() {
+        let (context, _api) = context().await;
         let mut installed = Installed {
             groups_known: true,
             sources: vec![watched("kosmos.io", Some(vec![milan()]))],
+            ..Installed::default()
         };
-        let mut clusters = |groups: &[&str]| {
-            installed.follow(&groups.iter().map(|&it| it.to_owned()).collect(), &context);
-            installed.all_declarations().map(|all| all.declared.len())
-        };
+        let mut clusters = |groups: &[&str]| clusters(&mut installed, groups, &context);
         assert_eq!(clusters(&[]), Some(1), "the API server has just started");
         tokio::time::sleep(REMOVAL_TIMEOUT / 2).await;
         assert_eq!(clusters(&["kosmos.io"]), Some(1));
@@ -219,5 +234,18 @@ mod tests {
         assert_eq!(clusters(&[]), Some(1), "the time begins again");
         tokio::time::sleep(REMOVAL_TIMEOUT).await;
         assert_eq!(clusters(&[]), Some(0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_first_list_may_lack_groups() {
+        let (context, _api) = context().await;
+        let mut installed = Installed::default();
+        let mut clusters = |groups: &[&str]| clusters(&mut installed, groups, &context);
+        assert_eq!(clusters(&[]), None, "the API server has just started");
+        tokio::time::sleep(REMOVAL_TIMEOUT).await;
+        assert_eq!(clusters(&[]), Some(0), "no fabric is installed");
+        let mut installed = Installed::default();
+        installed.follow(&[NATIVE.to_owned()].into(), &context);
+        assert!(installed.groups_known);
     }
 }
