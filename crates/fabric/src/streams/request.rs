@@ -7,6 +7,10 @@ use prometheus_client::encoding::EncodeLabelValue;
 use super::Refusal;
 use crate::offload::is_name;
 
+/// The value of `stream` in all requests for logs of an API server with the feature gate `PodLogsQuerySplitStreams`, unless
+/// the user names one of the streams.
+const ALL_STREAMS: &str = "All";
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
 pub(super) enum Kind {
     Logs,
@@ -142,7 +146,9 @@ impl StreamRequest {
 fn options(kind: Kind, query: &str) -> Vec<(&'static str, String)> {
     let mut switched = vec![false; kind.switches().len()];
     let mut options = Vec::new();
-    for (name, value) in form_urlencoded::parse(query.as_bytes()) {
+    let parameters = form_urlencoded::parse(query.as_bytes());
+    // API servers without the feature gate refuse the parameter, and those with it have this default.
+    for (name, value) in parameters.filter(|(name, value)| *name != "stream" || *value != ALL_STREAMS) {
         if let Some(option) = kind.option(&name) {
             options.push((option, value.into_owned()));
         } else if let Some(at) = kind.switches().iter().position(|(it, _)| *it == name) {
@@ -173,6 +179,11 @@ mod tests {
                  &timestamps=true&previous=true&limitBytes=9&stream=Stdout&pretty=1&insecureSkipTLSVerifyBackend=true",
                 "/log?container=app&follow=true&tailLines=10&sinceSeconds=5&sinceTime=2026-01-01T00%3A00%3A00Z\
                  &timestamps=true&previous=true&limitBytes=9&stream=Stdout",
+            ),
+            (
+                Method::GET,
+                "/containerLogs/shop/web-0/app?stream=All&tailLines=10",
+                "/log?container=app&tailLines=10",
             ),
             (
                 Method::POST,
