@@ -7,7 +7,7 @@ use k8s_openapi::api::{
     core::v1::{ConfigMap, Namespace, PersistentVolume, PersistentVolumeClaim, Secret, Service},
     discovery::v1::EndpointSlice,
 };
-use kube::{ResourceExt, api::ObjectMeta};
+use kube::{ResourceExt, api::ObjectMeta, core::PartialObjectMeta};
 
 use super::{
     marks::{HOME, HOME_NAMESPACE, HOME_NAMESPACE_UID, HOME_UID},
@@ -195,7 +195,7 @@ impl Owner {
             mark::MANAGED_BY_US,
             self.home
         );
-        let exactly = |copy: K| {
+        let exactly = |copy: PartialObjectMeta<K>| {
             let (uid, resource_version) = (copy.uid()?, copy.resource_version());
             let precondition = Precondition {
                 uid,
@@ -204,7 +204,9 @@ impl Owner {
             (copy.annotations().get(HOME_UID) == Some(&self.home_uid))
                 .then(|| (copy.name_any(), precondition))
         };
-        for (name, exactly) in copies.pick(Some(&ours), None, exactly).await? {
+        // The copies of a namespace may be larger together than a list may be, their metadata is not.
+        let metadata = there.within::<PartialObjectMeta<K>>(namespace);
+        for (name, exactly) in metadata.pick(Some(&ours), None, exactly).await? {
             if is_name(&name) {
                 let deleted = crash::around(Step::ReflectDelete, copies.delete(&name, exactly)).await;
                 unless_conflict(deleted.map(Some))?;

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use kube::ResourceExt;
+use kube::{ResourceExt, core::PartialObjectMeta};
 
 use super::{
     copies::{Copies, key},
@@ -53,11 +53,12 @@ impl Copies {
 
     /// Deletes copies from when there were routes. Without the right to list them there are none.
     pub(super) async fn collect_slices(&self) -> Result<(), ApiError> {
-        let slices = self.ends.there.within::<EndpointSlice>(&self.ends.remote);
+        type Metadata = PartialObjectMeta<EndpointSlice>;
+        let slices = self.ends.there.within::<Metadata>(&self.ends.remote);
         let marks = &self.ends.marks;
         let pairs = marks.labels.iter().map(|(key, value)| format!("{key}={value}"));
         let labels = pairs.collect::<Vec<_>>().join(",");
-        let ours = |it: EndpointSlice| marks.are_on(it.labels(), it.annotations()).then_some(it);
+        let ours = |it: Metadata| marks.are_on(it.labels(), it.annotations()).then_some(it);
         let left = match slices.pick(Some(&labels), None, ours).await {
             Err(error) if error.is_forbidden() => return Ok(()),
             left => left?,

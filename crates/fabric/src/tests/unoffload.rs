@@ -46,6 +46,34 @@ async fn claims_keep_a_remote_namespace() {
     world.run_until(World::is_gone).await;
 }
 
+/// Lists of a remote cluster have a limit of 32 MiB, and one namespace may have more in its Secrets.
+#[tokio::test]
+async fn copies_larger_than_a_list_are_deleted_in_a_namespace_that_claims_keep() {
+    const COPIES: usize = 34;
+    let world = World::offloaded().await;
+    world.there.put(CLAIM, json!({}));
+    world
+        .home
+        .change(CLUSTER, |it| it["spec"]["nodeSelector"] = Value::Null);
+    let uid = world.home.object("/api/v1/namespaces/kube-system").unwrap()["metadata"]["uid"].clone();
+    let labels = json!({mark::MANAGED_BY: mark::MANAGED_BY_US, "fabric.storage.liqo.io/home": "home"});
+    let metadata = json!({"labels": labels, "annotations": {"fabric.storage.liqo.io/home-uid": uid}});
+    let copy = |at: usize| format!("{THERE}/secrets/copy-{at}");
+    let content = "a".repeat(1 << 20);
+    for at in 0..COPIES {
+        let object = json!({"metadata": metadata, "data": {"content": content}});
+        world.there.put(&copy(at), object);
+    }
+    world.unoffload();
+    world
+        .run_until(|world| world.ready().1.contains("data (not a twin)"))
+        .await;
+    world.age_conditions();
+    world
+        .run_until(|world| (0..COPIES).all(|at| world.there.object(&copy(at)).is_none()))
+        .await;
+}
+
 #[tokio::test]
 async fn a_namespace_that_lost_the_label_of_its_home_namespace_is_deleted_unless_it_is_of_others() {
     const LABEL: &str = "fabric.storage.liqo.io/home-namespace";
