@@ -24,8 +24,10 @@ const OWN_MEANING: [&str; 5] = [
 /// Domains of keys by which deployment tools recognise their objects. The tools would prune a twin with such
 /// a key, as an object missing from their sources. (The keys of applysets and Helm's `managed-by` are in
 /// Kubernetes' own domain.)
-const OWNERSHIP: [&str; 6] = [
+const OWNERSHIP: [&str; 8] = [
     "argoproj.io",
+    "configmanagement.gke.io",
+    "configsync.gke.io",
     "fluxcd.io",
     "helm.sh",
     "kapp.k14s.io",
@@ -254,6 +256,8 @@ mod tests {
             "argocd.argoproj.io/tracking-id",
             "argocd.argoproj.io/instance",
             "kustomize.toolkit.fluxcd.io/name",
+            "configmanagement.gke.io/managed",
+            "configsync.gke.io/resource-id",
             "helm.sh/chart",
             "meta.helm.sh/release-name",
             "kapp.k14s.io/app",

@@ -33,11 +33,12 @@ const CLASS_BETA: &str = "volume.beta.kubernetes.io/storage-class";
 
 /// Keys by which deployment tools recognise their objects: the domain, or one key of it. (The label
 /// `app.kubernetes.io/managed-by` only says which tool wrote a template.)
-const OWNED_BY: [(&str, &str); 8] = [
+const OWNED_BY: [(&str, &str); 9] = [
     ("meta.helm.sh/", "Helm"),
     ("argocd.argoproj.io/", "Argo CD"),
     ("kustomize.toolkit.fluxcd.io/", "Flux"),
     ("helm.toolkit.fluxcd.io/", "Flux"),
+    ("configmanagement.gke.io/managed", "Config Sync"),
     ("kapp.k14s.io/", "kapp"),
     ("objectset.rio.cattle.io/", "Fleet"),
     ("applyset.kubernetes.io/part-of", "kubectl apply --prune"),
@@ -368,6 +369,7 @@ mod tests {
         assert_eq!(tool("meta.helm.sh/release-name"), Some("Helm"));
         assert_eq!(tool("argocd.argoproj.io/tracking-id"), Some("Argo CD"));
         assert_eq!(tool("kustomize.toolkit.fluxcd.io/name"), Some("Flux"));
+        assert_eq!(tool("configmanagement.gke.io/managed"), Some("Config Sync"));
         for key in ["helm.sh/chart", "app.kubernetes.io/managed-by", "team"] {
             assert_eq!(tool(key), None, "a claim template of a chart has it too: {key}");
         }

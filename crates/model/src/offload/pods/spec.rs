@@ -63,8 +63,10 @@ const BY_KUBE_OVN: [&str; 12] = [
 ];
 /// Domains of annotations by which deployment tools recognise their objects: in the remote cluster they would
 /// consider the pod theirs, and prune it. Their other annotations, such as those of Argo Workflows, are read by pods.
-const TRACKING: [&str; 6] = [
+const TRACKING: [&str; 8] = [
     "argocd.argoproj.io",
+    "configmanagement.gke.io",
+    "configsync.gke.io",
     "fleet.cattle.io",
     "fluxcd.io",
     "kapp.k14s.io",

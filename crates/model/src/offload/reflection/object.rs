@@ -39,8 +39,12 @@ const OWN_MEANING: [&str; 14] = [
     "hnc.x-k8s.io",
     "mirror.linkerd.io",
 ];
-/// The label of a Service that another proxy than kube-proxy serves: the remote cluster may not have that one.
-const PROXY: &str = "service.kubernetes.io/service-proxy-name";
+/// Further such keys, in a domain of Kubernetes: that of a Service that another proxy than kube-proxy serves, which the
+/// remote cluster may not have, and the one by which Argo CD before version 3 recognises its objects.
+const OF_OTHER_TOOLS: [&str; 2] = [
+    "app.kubernetes.io/instance",
+    "service.kubernetes.io/service-proxy-name",
+];
 /// Helm keeps its releases in Secrets of this type, or in `ConfigMap`s with such names: all manifests and
 /// values of each revision. Helm in the remote cluster would list and uninstall them.
 const HELM_RELEASE: (&str, &str) = ("helm.sh/release.v1", "sh.helm.release.v1.");
@@ -274,7 +278,7 @@ pub fn patch(kind: Kind, there: &Value, wanted: &Value, marks: &Marks) -> Value 
 
 fn carried(all: Pairs, marks: &Marks) -> Pairs {
     let stays = |key: &str| {
-        key == PROXY
+        OF_OTHER_TOOLS.contains(&key)
             || marks_ownership(key)
             || marks.labels.contains_key(key)
             || OWN_MEANING.iter().any(|own| has_domain(key, own))

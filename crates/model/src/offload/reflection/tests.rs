@@ -191,7 +191,7 @@ fn the_ip_family_policy_is_copied_and_existing_families_stay() {
 }
 
 /// Controllers in the remote cluster act on annotations. A copy must not make them spread a Secret
-/// further, or publish a Service a second time.
+/// further, or publish a Service a second time; and deployment tools there would prune it.
 #[test]
 fn labels_and_annotations_for_controllers_are_not_copied() {
     let told = [
@@ -205,6 +205,9 @@ fn labels_and_annotations_for_controllers_are_not_copied() {
         "hnc.x-k8s.io/inherited-from",
         "mirror.linkerd.io/exported",
         "service.kubernetes.io/service-proxy-name",
+        "app.kubernetes.io/instance",
+        "configmanagement.gke.io/managed",
+        "configsync.gke.io/resource-id",
     ];
     let pairs: BTreeMap<&str, &str> = told
         .into_iter()

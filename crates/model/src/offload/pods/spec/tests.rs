@@ -93,6 +93,8 @@ fn annotations_that_a_pod_reads_are_carried() {
         "net1.shop.ovn.kubernetes.io/allocated",
         "ovn.kubernetes.io/ip_address",
         "argocd.argoproj.io/tracking-id",
+        "configmanagement.gke.io/managed",
+        "configsync.gke.io/resource-id",
         "k8s.v1.cni.cncf.io/network-status",
         "kapp.k14s.io/identity",
         "kustomize.toolkit.fluxcd.io/checksum",
