@@ -46,9 +46,9 @@ pub(super) async fn take(
     };
     let bindings = there.within::<RoleBinding>(namespace);
     match crash::around(Step::OffloadBind, bindings.create(&binding)).await {
-        Ok(_) => Ok(Err(Readiness::Creating(missing(
-            " although it has bound its role there",
-        )))),
+        Ok(_) => Ok(Err(Readiness::Creating(missing(&format!(
+            " although there is the RoleBinding {BINDING} (if that names another role or account, delete it there)"
+        ))))),
         Err(error) if error.is_refusal() => refused(&format!(" ({error})")),
         Err(error) => Err(error),
     }

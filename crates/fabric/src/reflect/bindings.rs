@@ -35,8 +35,10 @@ pub(super) struct Bindings<'a> {
 
 struct Binding {
     uid: String,
-    /// Whether the fabric created it.
+    /// Whether a fabric created it.
     ours: bool,
+    /// Whether it names the account of this fabric.
+    for_us: bool,
 }
 
 impl<'a> Bindings<'a> {
@@ -53,25 +55,27 @@ impl<'a> Bindings<'a> {
         self.known.contains_key(namespace)
     }
 
-    /// Creates a binding in each of these namespaces, and deletes our others. Continues after an error.
+    /// Creates a binding in each of these namespaces, and deletes our others, also those for the account of an earlier
+    /// release, which was in another namespace. Continues after an error.
     pub(super) async fn reconcile(&mut self, wanted: &BTreeSet<String>) -> Result<(), ApiError> {
         if self.next_list <= Instant::now() {
             self.known = self.list().await?;
             self.next_list = Instant::now() + RELIST;
         }
         let mut outcome = Ok(());
+        let is_kept = |namespace: &String, it: &Binding| !it.ours || it.for_us && wanted.contains(namespace);
+        let left = self
+            .known
+            .iter()
+            .filter(|&(namespace, it)| !is_kept(namespace, it));
+        let left: Vec<String> = left.map(|(namespace, _)| namespace.clone()).collect();
+        for namespace in left {
+            outcome = outcome.and(self.unbind(&namespace).await);
+        }
         for namespace in wanted {
             if !self.known.contains_key(namespace) {
                 outcome = outcome.and(self.bind(namespace).await);
             }
-        }
-        let left = self
-            .known
-            .iter()
-            .filter(|(it, binding)| binding.ours && !wanted.contains(*it));
-        let left: Vec<String> = left.map(|(namespace, _)| namespace.clone()).collect();
-        for namespace in left {
-            outcome = outcome.and(self.unbind(&namespace).await);
         }
         outcome
     }
@@ -80,7 +84,7 @@ impl<'a> Bindings<'a> {
         let all = self.home.all::<RoleBinding>();
         let named = format!("metadata.name={ROLE}");
         let found = all.pick(None, Some(&named), |it| {
-            Some((it.namespace().unwrap_or_default(), Binding::of(&it)))
+            Some((it.namespace().unwrap_or_default(), Binding::of(&it, &self.fabric)))
         });
         Ok(found.await?.into_iter().collect())
     }
@@ -94,7 +98,8 @@ impl<'a> Bindings<'a> {
             None => bindings.get(ROLE).await?,
         };
         if let Some(there) = there {
-            self.known.insert(namespace.to_owned(), Binding::of(&there));
+            let binding = Binding::of(&there, &self.fabric);
+            self.known.insert(namespace.to_owned(), binding);
             tracing::info!(
                 namespace,
                 "created the RoleBinding to read the Secrets of a namespace"
@@ -147,8 +152,13 @@ impl<'a> Bindings<'a> {
 }
 
 impl Binding {
-    fn of(binding: &RoleBinding) -> Self {
+    /// `fabric` is the namespace of this fabric's account.
+    fn of(binding: &RoleBinding, fabric: &str) -> Self {
+        let is_us = |it: &Subject| {
+            it.kind == "ServiceAccount" && it.name == ACCOUNT && it.namespace.as_deref() == Some(fabric)
+        };
         Self {
+            for_us: binding.subjects.iter().flatten().any(is_us),
             uid: binding.uid().unwrap_or_default(),
             ours: mark::manager(binding.labels()) == Some(mark::MANAGED_BY_US),
         }

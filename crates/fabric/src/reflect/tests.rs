@@ -511,6 +511,22 @@ async fn a_service_for_two_families_is_copied_to_a_cluster_with_one() {
     assert!(world.there.object(&there("services", "strict")).is_none());
 }
 
+/// The fabric was installed in another namespace before: its account there is not this one.
+#[tokio::test]
+async fn the_role_binding_of_an_earlier_release_is_replaced() {
+    let world = World::new().await;
+    let ours = json!({"labels": {"app.kubernetes.io/managed-by": "storage.liqo.io"}});
+    let role = json!({"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "x"});
+    let account = json!({"kind": "ServiceAccount", "name": "liqo-csi-fabric", "namespace": "earlier"});
+    let binding = json!({"metadata": ours, "roleRef": role, "subjects": [account]});
+    world.home.put(BINDING, binding);
+    let account = |world: &World| {
+        let binding = world.home.object(BINDING).unwrap_or_default();
+        binding["subjects"][0]["namespace"].clone()
+    };
+    world.run_until(|world| account(world) == "ours").await;
+}
+
 #[tokio::test]
 async fn the_role_binding_is_deleted_with_the_offloading() {
     let world = World::copied().await;
