@@ -39,12 +39,15 @@ const OWN_MEANING: [&str; 14] = [
     "hnc.x-k8s.io",
     "mirror.linkerd.io",
 ];
-/// Further such keys, in a domain of Kubernetes: that of a Service that another proxy than kube-proxy serves, which the
+/// Further such keys, in domains of Kubernetes: that of a Service that another proxy than kube-proxy serves, which the
 /// remote cluster may not have, and the one by which Argo CD before version 3 recognises its objects.
-const OF_OTHER_TOOLS: [&str; 2] = [
+const NOT_CARRIED: [&str; 3] = [
     "app.kubernetes.io/instance",
     "service.kubernetes.io/service-proxy-name",
+    SOURCE_RANGES,
 ];
+/// Annotation of a Service of type `LoadBalancer`. API servers refuse a Service of another type with it, as copies are.
+const SOURCE_RANGES: &str = "service.beta.kubernetes.io/load-balancer-source-ranges";
 /// Helm keeps its releases in Secrets of this type, or in `ConfigMap`s with such names: all manifests and
 /// values of each revision. Helm in the remote cluster would list and uninstall them.
 const HELM_RELEASE: (&str, &str) = ("helm.sh/release.v1", "sh.helm.release.v1.");
@@ -278,7 +281,7 @@ pub fn patch(kind: Kind, there: &Value, wanted: &Value, marks: &Marks) -> Value 
 
 fn carried(all: Pairs, marks: &Marks) -> Pairs {
     let stays = |key: &str| {
-        OF_OTHER_TOOLS.contains(&key)
+        NOT_CARRIED.contains(&key)
             || marks_ownership(key)
             || marks.labels.contains_key(key)
             || OWN_MEANING.iter().any(|own| has_domain(key, own))
@@ -303,7 +306,8 @@ fn copied(labels: Pairs, annotations: Pairs, marks: &Marks) -> (Pairs, Pairs) {
             annotations,
             &record.annotations,
             &marks.annotations,
-            &[COPIED_KEYS, HOME_OBJECT_UID],
+            // Others may add the last one with the type. While it is there, API servers refuse any other type.
+            &[COPIED_KEYS, HOME_OBJECT_UID, SOURCE_RANGES],
         ),
     )
 }
@@ -378,7 +382,7 @@ fn service_there(spec: &Value) -> Value {
         "nodePort",
     ];
     let mut copy = service_parts(spec, &ports);
-    for key in ["type", "externalIPs"] {
+    for key in ["type", "externalIPs", "loadBalancerSourceRanges"] {
         if says_something(&spec[key]) {
             copy.insert(key.to_owned(), spec[key].clone());
         }

@@ -364,6 +364,30 @@ fn exposure_added_to_a_copied_service_is_reverted() {
     );
 }
 
+/// API servers refuse these ranges in a Service of another type than `LoadBalancer`, also while its type is changed.
+#[test]
+fn copies_of_load_balancers_have_no_source_ranges() {
+    const ANNOTATION: &str = "service.beta.kubernetes.io/load-balancer-source-ranges";
+    let ranges = "192.0.2.0/24";
+    let metadata = json!({"name": "web", "uid": "u", "annotations": {ANNOTATION: ranges, "note": "kept"}});
+    let spec = json!({"type": "LoadBalancer", "loadBalancerSourceRanges": [ranges], "ports": [{"port": 80}]});
+    let original = object(Kind::Service, metadata, json!({"spec": spec}));
+    let has_ranges = |it: &Value| {
+        let annotation = &it["metadata"]["annotations"][ANNOTATION];
+        [annotation, &it["spec"]["loadBalancerSourceRanges"]].map(|it| !it.is_null())
+    };
+    let copy = copy_of(Kind::Service, original.clone());
+    assert_eq!(has_ranges(&copy), [false, false]);
+    assert_eq!(copy["metadata"]["annotations"]["note"], "kept");
+    let mut there = copy;
+    there["metadata"]["annotations"][ANNOTATION] = ranges.into();
+    there["spec"]["type"] = "LoadBalancer".into();
+    there["spec"]["loadBalancerSourceRanges"] = json!([ranges]);
+    let mut there = Some(there);
+    assert_eq!(act(Kind::Service, Some(&original), &mut there), Step::Patch);
+    assert_eq!(has_ranges(&there.unwrap()), [false, false]);
+}
+
 #[test]
 fn a_copy_that_is_being_deleted_is_waited_for() {
     let original = named("a", Kind::ConfigMap, json!({}));
