@@ -384,12 +384,12 @@ impl World {
         let (Some(source), Some(target)) = (&volume.source, &mut volume.target) else {
             return;
         };
-        let has_claim = |real: &Real| real.names == real.mover_claim.map(|(uid, _)| uid);
-        if volume
-            .real
-            .as_ref()
-            .is_some_and(|real| real.names.is_some() && !has_claim(real))
-        {
+        // The mover needs a claim that is bound: its own one, or the twin, which may have been created again.
+        let is_bound = |real: &Real| match real.names {
+            Some(claim) => real.mover_claim.is_some_and(|(uid, _)| uid == claim),
+            None => real.names(source),
+        };
+        if volume.real.as_ref().is_some_and(|real| !is_bound(real)) {
             return;
         }
         // A twin that was handed over is not attached for a mover.
