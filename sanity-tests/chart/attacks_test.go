@@ -351,6 +351,31 @@ func TestRemoteClaimsGetNoInventedFinalizers(t *testing.T) {
 	})
 }
 
+// A fabric that is installed again in another namespace has another account: it replaces the bindings of the earlier one.
+func TestFabricReplacesOnlyBindingsOfItsRole(t *testing.T) {
+	const role, others = "liqo-csi-fabric-reflected", "db"
+	binding := func(name, role, namespace string) string {
+		return fmt.Sprintf(`{"metadata": {"name": %q}, "roleRef": {"kind": "ClusterRole", "name": %q},
+			"subjects": [{"kind": "ServiceAccount", "name": "liqo-csi-fabric", "namespace": %q}]}`, name, role, namespace)
+	}
+	by := func(old, object string) request {
+		r := written("rolebindings.rbac.authorization.k8s.io", plainNamespace("shop"), old, object)
+		r.User = "system:serviceaccount:liqo-csi:liqo-csi-fabric"
+		return r
+	}
+	own, earlier := binding(role, role, "liqo-csi"), binding(role, role, "earlier")
+	const bindings = "fabric-bindings"
+	checkRequests(t, Values{"fabric": Values{"enabled": true}}, []checkedRequest{
+		{"deletion of its own", by(own, ""), ""},
+		{"deletion of an earlier one", by(earlier, ""), ""},
+		{"deletion of one without an account", by(strings.Replace(own, "subjects", "none", 1), ""), ""},
+		{"deletion of one of another role", by(binding(role, others, "liqo-csi"), ""), bindings},
+		{"deletion of one of another name", by(binding(others, role, "liqo-csi"), ""), bindings},
+		{"one for the earlier account", by("", earlier), bindings},
+		{"its own becomes that of the earlier account", by(own, earlier), bindings},
+	})
+}
+
 // A node of no RemoteCluster, or without the taint of virtual nodes, would attract the pods of this cluster.
 func TestFabricMakesOnlyDeclaredNodes(t *testing.T) {
 	const fabricUser = "system:serviceaccount:liqo-csi:liqo-csi-fabric"
