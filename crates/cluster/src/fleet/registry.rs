@@ -272,7 +272,8 @@ impl Registry {
     /// Changes whenever a twin in this cluster changes, also after it is connected again.
     #[must_use]
     pub fn twin_changes(&self, cluster: &ClusterId) -> watch::Receiver<u64> {
-        self.twin_notifier(cluster).cluster.subscribe()
+        // In one step, or the counter may be dropped before it has a subscriber.
+        self.with_twins(cluster, |twins| twins.cluster.subscribe())
     }
 
     /// Changes whenever a twin in any remote cluster changes.
@@ -301,12 +302,16 @@ impl Registry {
 
     /// For the link to a cluster, to signal a change of a twin there.
     pub(super) fn twin_notifier(&self, cluster: &ClusterId) -> TwinChanges {
+        self.with_twins(cluster, TwinChanges::clone)
+    }
+
+    fn with_twins<T>(&self, cluster: &ClusterId, read: impl FnOnce(&TwinChanges) -> T) -> T {
         let mut twins = self.twins.lock().unwrap_or_else(PoisonError::into_inner);
         let known = twins.entry(cluster.clone()).or_insert_with(|| TwinChanges {
             cluster: watch::Sender::new(0),
             all: self.all_twins.clone(),
         });
-        known.clone()
+        read(known)
     }
 
     pub(super) fn replace(&self, remotes: Remotes, unread: BTreeSet<&'static str>) {
