@@ -318,7 +318,8 @@ mod tests {
             assert!(advance(RENEW_DEADLINE * 2).now_or_never().is_none());
         });
         let led = lease.lead(async || pending::<()>().await);
-        timeout(Duration::from_mins(1), led)
+        // Sooner than the first renewal after the answer, which may fail and end the work as well.
+        timeout(RENEW_DEADLINE * 2 + RENEW / 2, led)
             .await
             .expect("the work goes on when another replica may begin");
     }
