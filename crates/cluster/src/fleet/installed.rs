@@ -103,6 +103,14 @@ impl Installed {
         }
     }
 
+    /// The API groups cannot be read: the API server may be starting, so the times without a group begin again.
+    pub(super) fn interrupted(&mut self) {
+        self.first_read = None;
+        for one in &mut self.sources {
+            one.missing = None;
+        }
+    }
+
     /// All declarations; `None` while a fabric may still be read. A fabric that cannot be read, for example
     /// because it is only partly installed, does not stop the others.
     pub(super) fn all_declarations(&self) -> Option<AllDeclarations> {
@@ -247,5 +255,22 @@ mod tests {
         let mut installed = Installed::default();
         installed.follow(&[NATIVE.to_owned()].into(), &context);
         assert!(installed.groups_known);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_api_server_may_start_more_than_once() {
+        let (context, _api) = context().await;
+        let mut unread = Installed::default();
+        let mut known = Installed {
+            groups_known: true,
+            sources: vec![watched("kosmos.io", Some(vec![milan()]))],
+            ..Installed::default()
+        };
+        for (installed, count) in [(&mut unread, None), (&mut known, Some(1))] {
+            assert_eq!(clusters(installed, &[], &context), count);
+            installed.interrupted();
+            tokio::time::sleep(REMOVAL_TIMEOUT).await;
+            assert_eq!(clusters(installed, &[], &context), count);
+        }
     }
 }

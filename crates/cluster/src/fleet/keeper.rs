@@ -150,6 +150,7 @@ impl Keeper {
             Err(_) => "no answer in time".to_owned(),
         };
         // Fabrics that were installed before still are.
+        self.installed.interrupted();
         if self.undetected.is_news(&error) {
             tracing::warn!(error, "cannot read which fabrics are installed");
         }
