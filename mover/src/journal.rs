@@ -266,8 +266,8 @@ impl Journal {
     /// everything after them, except for the names that were being changed. A directory that the aborted
     /// pass has changed is listed again, even if the source reports in the end that it is unchanged: it may
     /// have been moved away and back. The same applies to everything below a deleted directory and, after a
-    /// reboot, which may have lost such notes, to everything. If the stamps of the pass before proved nothing to the
-    /// aborted one, its records are not clean: those of the aborted pass do not make them so.
+    /// reboot, which may have lost such notes, to everything. If the source has rebooted, or its clock was set back,
+    /// between the last complete pass and the aborted one, the records of the complete pass are not clean any more.
     pub(crate) fn recover(&self) -> io::Result<()> {
         if !self.is_unfinished() {
             return Ok(());
@@ -279,7 +279,7 @@ impl Journal {
         };
         let before = old.as_ref().and_then(|(old, _)| old.clock.as_ref());
         let stamps_count = before.zip(header.clock.as_ref()).is_some_and(|(before, later)| {
-            // The same if there is no record of the aborted pass.
+            // They are equal if the aborted pass has left no records.
             before == later || clock::went_on(before, later)
         });
         let mut merged = JournalWriter::create(&self.file("entries.merged"), &header)?;
@@ -442,7 +442,7 @@ mod tests {
         );
     }
 
-    /// They wait in memory, tens of thousands at a time.
+    /// Tens of thousands of records wait in memory at a time.
     #[test]
     fn the_target_of_a_symbolic_link_counts_as_memory() {
         let cost = |kind| {

@@ -351,7 +351,7 @@ impl<'a> Committer<'a> {
 mod tests {
     use super::*;
 
-    /// As many directories wait as are within the limit.
+    /// The limit of the queue is about this cost.
     #[test]
     fn the_extended_attributes_of_a_directory_count_as_memory() {
         let (path, mut own) = (TreePath::root(), Inode::directory_by_name());

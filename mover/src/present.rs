@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// How many names of a deleted directory are deleted for each time that it is read.
-const DELETED: usize = 1 << 16;
+const NAMES_AT_ONCE: usize = 1 << 16;
 /// How many subdirectories of one directory are in memory while the first of them is deleted.
 const SUBDIRECTORIES: usize = 1 << 10;
 
@@ -156,7 +156,7 @@ pub(crate) fn unlink(directory: BorrowedFd<'_>, name: &Name) -> Result<(), Errno
 fn empty_directory(tree: &Tree, path: &TreePath) -> Result<(), Errno> {
     loop {
         let directory = tree.directory_to_change(path)?;
-        let Names { names, .. } = names(directory.as_fd(), None, DELETED, |_, _| true)?;
+        let Names { names, .. } = names(directory.as_fd(), None, NAMES_AT_ONCE, |_, _| true)?;
         if names.is_empty() {
             return Ok(());
         }
@@ -236,12 +236,12 @@ mod tests {
         }
     }
 
-    /// Otherwise the time grows with the square of their number.
+    /// Reading it again for each few thousand names would take a time that grows with the square of their number.
     #[test]
     fn a_directory_is_not_read_again_for_thousands_of_its_names() {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
-        for (directory, count) in [("links", DELETED + 5000), ("deleted", 5000)] {
+        for (directory, count) in [("links", NAMES_AT_ONCE + 5000), ("deleted", 5000)] {
             fs::create_dir(at(directory)).unwrap();
             for number in 0..count {
                 fs::write(at(directory).join(number.to_string()), "").unwrap();

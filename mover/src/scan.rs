@@ -130,7 +130,7 @@ type Ahead = Option<Result<Listed, Errno>>;
 #[derive(Default)]
 struct State {
     todo: BTreeSet<TreePath>,
-    /// With the number of entries for which it counts.
+    /// Each with the number of entries that it adds to `entries`.
     done: BTreeMap<TreePath, (usize, Ahead)>,
     entries: usize,
     /// The directory that the walk waits for is read whatever is in memory already.

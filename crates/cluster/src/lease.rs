@@ -321,7 +321,7 @@ mod tests {
         // Sooner than the first renewal after the answer, which may fail and end the work as well.
         timeout(RENEW_DEADLINE * 2 + RENEW / 2, led)
             .await
-            .expect("the work goes on when another replica may begin");
+            .expect("the work still runs although another replica may acquire the lease");
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -5,6 +5,8 @@ use std::{collections::BTreeSet, fmt, sync::Arc};
 use kube::Client;
 use tokio::sync::watch;
 
+#[cfg(test)]
+use crate::cluster::testing::FakeApi;
 use crate::{
     api::{namespace_offloading::NamespaceOffloading, remote_cluster::RemoteCluster},
     cluster::view::View,
@@ -67,6 +69,21 @@ pub(super) struct Context {
     pub(super) allowed: Allowed,
     /// The namespaces in which Liqo's objects are trusted.
     pub(super) liqo_tenants: BTreeSet<String>,
+}
+
+#[cfg(test)]
+impl Context {
+    /// The inputs for a fake home cluster, without `RemoteCluster`s and offloaded namespaces.
+    pub(super) async fn fake(api: &FakeApi) -> Self {
+        Self {
+            client: api.cluster_unwatched().await.client().clone(),
+            remote_clusters: View::none(),
+            offloadings: View::none(),
+            namespace: "ours".into(),
+            allowed: Allowed::default(),
+            liqo_tenants: BTreeSet::new(),
+        }
+    }
 }
 
 /// The watched objects of one fabric.

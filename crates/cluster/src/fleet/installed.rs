@@ -147,7 +147,7 @@ impl Installed {
 mod tests {
     use super::*;
     use crate::{
-        cluster::{testing::FakeApi, view::View},
+        cluster::testing::FakeApi,
         fleet::{declaration::Credentials, kubeconfig::Allowed},
         placement::Declared,
     };
@@ -206,19 +206,6 @@ mod tests {
         assert_eq!(all.unread, ["kosmos.io"].into());
     }
 
-    async fn context() -> (Context, FakeApi) {
-        let api = FakeApi::start().await;
-        let context = Context {
-            remote_clusters: View::none(),
-            offloadings: View::none(),
-            client: api.cluster_unwatched().await.client().clone(),
-            namespace: "ours".into(),
-            allowed: Allowed::default(),
-            liqo_tenants: BTreeSet::new(),
-        };
-        (context, api)
-    }
-
     /// How many clusters are declared after these API groups were listed.
     fn clusters(installed: &mut Installed, groups: &[&str], context: &Context) -> Option<usize> {
         let groups = groups.iter().map(|&group| group.to_owned()).collect();
@@ -228,7 +215,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_fabric_stays_while_its_group_is_missing_for_a_moment() {
-        let (context, _api) = context().await;
+        let api = FakeApi::start().await;
+        let context = Context::fake(&api).await;
         let mut installed = Installed {
             groups_known: true,
             sources: vec![watched("kosmos.io", Some(vec![milan()]))],
@@ -246,7 +234,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_first_list_may_lack_groups() {
-        let (context, _api) = context().await;
+        let api = FakeApi::start().await;
+        let context = Context::fake(&api).await;
         let mut installed = Installed::default();
         let mut clusters = |groups: &[&str]| clusters(&mut installed, groups, &context);
         assert_eq!(clusters(&[]), None, "the API server has just started");
@@ -259,7 +248,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_api_server_may_start_more_than_once() {
-        let (context, _api) = context().await;
+        let api = FakeApi::start().await;
+        let context = Context::fake(&api).await;
         let mut unread = Installed::default();
         let mut known = Installed {
             groups_known: true,

@@ -165,8 +165,6 @@ fn member(cluster: &DynamicObject) -> Member {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use serde_json::json;
 
     use super::*;
@@ -212,14 +210,7 @@ mod tests {
         let path = format!("/apis/kosmos.io/v1alpha1/clusters/{name}");
         let spec = json!({"metadata": {"name": name}, "spec": {}});
         api.put(&path, spec.clone());
-        let context = Context {
-            remote_clusters: View::none(),
-            offloadings: View::none(),
-            client: api.cluster_unwatched().await.client().clone(),
-            namespace: "ours".into(),
-            allowed: Allowed::default(),
-            liqo_tenants: BTreeSet::new(),
-        };
+        let context = Context::fake(&api).await;
         let kosmos = Kosmos::start(&context, &stop);
         kosmos.clusters.complete().await;
         let log = Warnings::record();

@@ -132,7 +132,7 @@ async fn the_usage_of_a_dead_mount_is_left_to_the_driver() {
     let gone = volumes.stats(asked()).await;
     assert!(matches!(gone, Err(UpkeepError::NoPath { .. })), "{gone:?}");
 
-    // A link to itself stands for the mount.
+    // A symbolic link to itself is like a dead mount: it exists, and its content cannot be read.
     std::fs::remove_dir(folder).unwrap();
     std::os::unix::fs::symlink(folder, folder).unwrap();
     driver.fail("stats", Status::internal("not connected"));

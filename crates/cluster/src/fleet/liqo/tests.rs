@@ -106,12 +106,8 @@ fn put_map(api: &FakeApi, namespace: &str, cluster: &str, remote: &str) {
 /// The clusters of Liqo, once all objects are read.
 async fn complete(api: &FakeApi, listed: &[&str], stop: &CancellationToken) -> Liqo {
     let context = Context {
-        remote_clusters: View::none(),
-        offloadings: View::none(),
-        client: api.cluster_unwatched().await.client().clone(),
-        namespace: "ours".into(),
-        allowed: Allowed::default(),
         liqo_tenants: listed.iter().map(|&name| name.to_owned()).collect(),
+        ..Context::fake(api).await
     };
     let liqo = Liqo::start(&context, stop);
     for tenant in liqo.tenants.values() {

@@ -306,7 +306,8 @@ fn copied(labels: Pairs, annotations: Pairs, marks: &Marks) -> (Pairs, Pairs) {
             annotations,
             &record.annotations,
             &marks.annotations,
-            // Others may add the last one with the type. While it is there, API servers refuse any other type.
+            // Other clients may set the last one together with the type `LoadBalancer`. API servers refuse it with any
+            // other type, so it is removed with the change of the type.
             &[COPIED_KEYS, HOME_OBJECT_UID, SOURCE_RANGES],
         ),
     )

@@ -477,7 +477,7 @@ async fn a_failure_is_reported_until_an_order_succeeds() {
     assert_eq!(failed(), None);
 }
 
-/// What has arrived on it is not sent again.
+/// What has arrived on such a connection is not sent again.
 #[tokio::test]
 async fn bytes_on_a_connection_that_broke_count_as_sent() {
     let failed = json!({
