@@ -238,6 +238,7 @@ impl MovedVolume {
                         mark,
                         deleting: twin.metadata.deletion_timestamp.is_some(),
                         protected: has_finalizer(twin),
+                        bound: reading::phase(twin) != "Pending",
                     })
                 }
             }
@@ -272,6 +273,7 @@ impl MovedVolume {
                 mark: SourceMark::read(real.annotations()).map_err(|error| unreadable(site, error))?,
                 deleting: real.metadata.deletion_timestamp.is_some(),
                 protected: false,
+                bound: true,
             }),
         })
     }

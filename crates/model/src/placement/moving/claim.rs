@@ -145,7 +145,8 @@ pub(super) fn source_answers(facts: &ClaimFacts) -> Option<ClaimDecision> {
         Live::Known(
             SourceTwin::Gone { for_good: false }
             | SourceTwin::Recovered
-            | SourceTwin::Exists { deleting: true, .. },
+            | SourceTwin::Exists { deleting: true, .. }
+            | SourceTwin::Exists { bound: false, .. },
         ) => Some(ClaimDecision::Await(Waiting::SourceGone)),
         Live::Known(SourceTwin::Exists { .. }) => None,
     }

@@ -204,6 +204,8 @@ pub enum SourceTwin {
         deleting: bool,
         /// Whether the finalizer of this driver keeps it.
         protected: bool,
+        /// Whether it was ever bound to its volume: not yet, if it was created again.
+        bound: bool,
     },
     /// It exists in the epoch after the target's: it was recovered after the commit.
     Recovered,

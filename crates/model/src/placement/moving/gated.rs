@@ -144,6 +144,10 @@ fn first_gate(of: &MoveFacts, facts: &ClaimFacts, volume: &VirtualVolume, gate: 
             RollbackReason::Volume(VolumeFault::NotTheClaims),
         );
     }
+    // The driver binds a claim that was created again only while the PV of the user is not gated.
+    if let Some(waits) = source_answers(facts) {
+        return waits;
+    }
     if let ClaimNow::Exists { changing: true, .. } = facts.claim {
         return back(RollbackTo::Copying, RollbackReason::Changing);
     }
@@ -219,6 +223,7 @@ fn source_marked(of: &MoveFacts, facts: &ClaimFacts, gate: GateNumber) -> Option
         at,
         mark,
         deleting: false,
+        bound: true,
         ..
     }) = &facts.source
     else {

@@ -115,7 +115,7 @@ pub enum Waiting {
     #[error("at the {0}: {1}")]
     Unknown(Side, String),
     #[error(
-        "the volume at the source does not exist. The move continues if it exists again, and can be cancelled"
+        "the claim at the source does not exist or is not bound. The move continues when it is bound, and can be cancelled"
     )]
     SourceGone,
     /// The twin at the target, after the commit.

@@ -47,6 +47,21 @@ async fn the_state_of_a_source_is_read_from_its_marks() {
 }
 
 #[tokio::test]
+async fn a_twin_that_was_created_again_counts_when_it_is_bound() {
+    let world = World::new().await;
+    for (phase, is_bound) in [("Pending", false), ("Bound", true), ("Lost", true)] {
+        world
+            .api
+            .change(&source_path(), |twin| twin["status"]["phase"] = phase.into());
+        let seen = world.look().await.source;
+        assert!(
+            matches!(seen, Live::Known(SourceTwin::Exists { bound, .. }) if bound == is_bound),
+            "{phase}: {seen:?}"
+        );
+    }
+}
+
+#[tokio::test]
 async fn a_twin_of_another_epoch_or_owner_is_not_the_source() {
     let world = World::new().await;
     world.api.change(&source_path(), |twin| {

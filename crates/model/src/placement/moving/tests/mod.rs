@@ -113,6 +113,7 @@ fn idle() -> ClaimFacts {
             mark: None,
             deleting: false,
             protected: true,
+            bound: true,
         }),
         there: None,
         target: Live::Known(TargetTwin::Absent),

@@ -643,6 +643,17 @@ fn a_source_that_may_return_is_waited_for_and_one_that_is_lost_ends_the_move() {
             ClaimDecision::Rollback(RollbackTo::Start, RollbackReason::SourceGone)
         );
     }
+    // No mover can mount a claim that was created again and is not bound: it is not gated.
+    let unbound = |facts: ClaimFacts| {
+        facts.with(|facts| {
+            if let Live::Known(SourceTwin::Exists { bound, .. }) = &mut facts.source {
+                *bound = false;
+            }
+        })
+    };
+    for stage in [Stage::Copying { last: None }, Stage::Gating(GATE)] {
+        assert_eq!(step(&of(stage), &unbound(prepared())), wait(Waiting::SourceGone));
+    }
     let silent = |facts: ClaimFacts| facts.with(|facts| facts.source = Live::Unknown("timeout".into()));
     assert_eq!(
         step(

@@ -476,6 +476,7 @@ impl World {
                         mark: twin.mark.clone(),
                         deleting: twin.deleting,
                         protected: twin.finalizer,
+                        bound: volume.real.as_ref().is_none_or(|real| real.twin == twin.uid),
                     },
                 },
             ),
