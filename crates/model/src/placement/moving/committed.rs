@@ -237,9 +237,9 @@ fn kept_released(by: &MoveUid, facts: &ClaimFacts) -> Option<ClaimDecision> {
     }
 }
 
-/// Releases the source only while its successor exists: otherwise it is the last copy.
-fn source_released(by: &MoveUid, facts: &ClaimFacts) -> Option<ClaimDecision> {
-    let is_served = facts.claim == ClaimNow::Absent
+/// Whether the source is not needed any more. Without its successor it is the last copy.
+pub(super) fn is_served(facts: &ClaimFacts) -> bool {
+    facts.claim == ClaimNow::Absent
         || has_moved_on(facts)
         || matches!(
             &facts.target,
@@ -248,7 +248,11 @@ fn source_released(by: &MoveUid, facts: &ClaimFacts) -> Option<ClaimDecision> {
                 deleting: false,
                 ..
             })
-        );
+        )
+}
+
+fn source_released(by: &MoveUid, facts: &ClaimFacts) -> Option<ClaimDecision> {
+    let is_served = is_served(facts);
     match (&facts.source, &facts.recorded) {
         (Live::Known(SourceTwin::Gone { .. }), _) if is_served => released_there(by, facts),
         (Live::Known(SourceTwin::Gone { .. } | SourceTwin::Recovered), _) => None,

@@ -26,7 +26,8 @@ pub(super) fn pending(by: &MoveUid, keeps_copy: bool, facts: &ClaimFacts) -> Opt
         // data is deleted.
         let is_bound = |remote: &RemoteVolume| matches!(remote.mover_claim, MoverClaim::Named { .. });
         let is_kept = facts.there.as_ref().is_some_and(is_bound);
-        let released = || committed::released_there(by, facts).filter(|_| is_kept);
+        let released =
+            || committed::released_there(by, facts).filter(|_| is_kept && committed::is_served(facts));
         if let Some(decision) = committed::helpers_gone(facts).or_else(released) {
             return Some(decision);
         }
