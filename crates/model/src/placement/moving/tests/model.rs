@@ -269,8 +269,13 @@ fn run(mut world: World, events: &[Event]) -> Result<World, TestCaseError> {
     Ok(world)
 }
 
+/// `PROPTEST_CASES` sets a higher number.
+fn cases() -> ProptestConfig {
+    ProptestConfig::with_cases(ProptestConfig::default().cases.max(1000))
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(1000))]
+    #![proptest_config(cases())]
 
     #[test]
     fn no_data_is_lost_and_no_object_is_left_in_any_order_of_events(
