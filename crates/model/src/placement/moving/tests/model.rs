@@ -230,8 +230,7 @@ fn run(mut world: World, events: &[Event]) -> Result<World, TestCaseError> {
     come_to_rest(&mut world)?;
     // The user of a move that waits for its source cancels it.
     for number in 0..world.volumes.len() {
-        let source = world.volumes[number].source.as_ref();
-        if !world.was_committed && source.is_none_or(|twin| twin.deleting) {
+        if !world.was_committed && world.volumes[number].waits_for_source() {
             world.cancel();
         }
     }

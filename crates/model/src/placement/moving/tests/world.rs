@@ -213,6 +213,17 @@ impl Volume {
             .is_none_or(|real| self.source.as_ref().is_some_and(|twin| real.names(twin)))
     }
 
+    /// Whether the twin of the source, which may have been created again, was ever bound.
+    fn was_bound(&self, twin: &Twin) -> bool {
+        self.real.as_ref().is_none_or(|real| real.twin == twin.uid)
+    }
+
+    pub(super) fn waits_for_source(&self) -> bool {
+        self.source
+            .as_ref()
+            .is_none_or(|twin| twin.deleting || !self.was_bound(twin))
+    }
+
     fn twin(&self, side: Side) -> Option<&Twin> {
         match side {
             Side::Source => self.source.as_ref(),
@@ -476,7 +487,7 @@ impl World {
                         mark: twin.mark.clone(),
                         deleting: twin.deleting,
                         protected: twin.finalizer,
-                        bound: volume.real.as_ref().is_none_or(|real| real.twin == twin.uid),
+                        bound: volume.was_bound(twin),
                     },
                 },
             ),
