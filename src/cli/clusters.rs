@@ -118,7 +118,13 @@ async fn list(args: Args) -> Outcome {
 
 async fn read(place: Place) -> Report {
     let objects = place.cluster.all::<RemoteCluster>().list(None).await;
-    let storage = Storage::read(&place.cluster, &Scope::All, &place.storage_namespace, place.id).await;
+    let storage = Storage::read(
+        &place.cluster,
+        &Scope::All,
+        place.storage_namespace.as_deref(),
+        place.id,
+    )
+    .await;
     let home = storage.home.as_ref().map(ToString::to_string);
     let mut unknown = storage.unknown();
     let is_complete = objects.is_ok();
@@ -172,7 +178,10 @@ fn all(objects: Vec<RemoteCluster>, volumes: &[Row], home: Option<&str>) -> Vec<
         of_object(object, rows.map_or(&[][..], Vec::as_slice))
     });
     let mut shown: Vec<ClusterEntry> = declared.collect();
-    there.retain(|id, rows| !known.contains(*id) && rows.iter().any(|row| row.twin.is_some()));
+    // If the id of this cluster is unknown, it may be among them.
+    there.retain(|id, rows| {
+        home.is_some() && !known.contains(*id) && rows.iter().any(|row| row.twin.is_some())
+    });
     shown.extend(there.iter().map(|(id, rows)| undeclared(id, rows)));
     shown.sort_by(|a, b| a.id.cmp(&b.id));
     shown
@@ -412,6 +421,11 @@ rome    -        Undeclared    -         -            -       0            1    
         };
         // The command has the rights of its user.
         assert!(why.contains("rights") && !why.contains("driver"), "{why}");
+    }
+
+    #[test]
+    fn this_cluster_is_not_undeclared_if_its_id_is_unknown() {
+        assert!(all(Vec::new(), &[waits_in("here")], None).is_empty());
     }
 
     #[test]

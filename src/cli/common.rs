@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::Outcome;
 use crate::{
     cluster::Cluster,
-    inspect::Setup,
+    inspect::{Setup, home_id},
     volume::{ClaimName, ClusterId},
 };
 
@@ -115,8 +115,20 @@ pub(super) enum Format {
 pub(super) struct Place {
     pub(super) cluster: Cluster,
     pub(super) setup: Setup,
-    pub(super) storage_namespace: String,
+    /// The namespace of the twins; `None` if it is unknown.
+    pub(super) storage_namespace: Option<String>,
+    /// The id of the cluster; `None` if it is unknown.
     pub(super) id: Option<ClusterId>,
+}
+
+impl Place {
+    /// The namespace of the twins, for commands that write there.
+    pub(super) fn twins(&self) -> Outcome<&str> {
+        self.storage_namespace.as_deref().ok_or_else(|| {
+            let why = self.setup.unknown().unwrap_or_default();
+            format!("the namespace of the twins is unknown: {why}; pass --storage-namespace").into()
+        })
+    }
 }
 
 impl CommonArgs {
@@ -143,10 +155,17 @@ pub(super) async fn find(
 /// Reads how the driver is deployed in the cluster; options take precedence.
 pub(super) async fn place(cluster: Cluster, storage_namespace: Option<&str>, id: Option<ClusterId>) -> Place {
     let setup = Setup::read(&cluster).await;
+    let id = match id.or_else(|| setup.cluster_id()) {
+        // Without the Deployment, the cluster may have another id than its default one.
+        None if setup.unknown().is_none() => home_id(&cluster).await,
+        known => known,
+    };
     Place {
         cluster,
-        storage_namespace: storage_namespace.map_or_else(|| setup.storage_namespace(), str::to_owned),
-        id: id.or_else(|| setup.cluster_id()),
+        storage_namespace: storage_namespace
+            .map(str::to_owned)
+            .or_else(|| setup.storage_namespace()),
+        id,
         setup,
     }
 }

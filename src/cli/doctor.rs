@@ -36,7 +36,8 @@ async fn examine(args: &Args) -> Outcome<ExitCode> {
     let place = args.common.find().await?;
     // Then the installation is unknown, and "no errors" would mean nothing.
     let is_unknown = place.setup.unknown().is_some();
-    let read = Installation::read(&place.cluster, place.setup, &place.storage_namespace, place.id);
+    let of_twins = place.storage_namespace.as_deref();
+    let read = Installation::read(&place.cluster, place.setup, of_twins, place.id);
     let installation = Box::pin(read).await;
     let (findings, unknown) = (checks::examine(&installation), installation.unknown());
     match args.common.output {

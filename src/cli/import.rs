@@ -11,7 +11,6 @@ use super::{
     process::duration,
 };
 use crate::{
-    inspect::home_id,
     observe::crash::take_orders_of_command,
     transfer::{
         Context, ImportRequest, SnapshotImportRequest, import, import_snapshot, undo_import,
@@ -125,15 +124,15 @@ pub(super) fn run(args: Args) -> Outcome {
 async fn import_one_snapshot(args: SnapshotArgs) -> Outcome {
     take_orders_of_command();
     let place = find(&args.cluster, args.storage_namespace.as_deref(), args.cluster_id).await?;
-    let home = home_id(&place.cluster, place.id).await.ok_or(
-        "the id of this cluster is unknown: neither the Deployment of the driver nor the namespace kube-system shows it: add \
+    let home = place.id.clone().ok_or(
+        "the id of this cluster is unknown: the Deployment of the driver or the namespace kube-system cannot be read: add \
          --cluster-id",
     )?;
     let snapshot = args.snapshot.find(&place.cluster)?;
     let report = |what: &str| println!("{snapshot}: {what}");
     let context = Context {
         cluster: &place.cluster,
-        storage_namespace: &place.storage_namespace,
+        storage_namespace: place.twins()?,
         timeout: args.timeout,
         dry_run: args.dry_run,
         report: &report,
@@ -159,7 +158,7 @@ async fn import_claim(args: PvcArgs) -> Outcome {
     let report = |what: &str| println!("{claim}: {what}");
     let context = Context {
         cluster: &place.cluster,
-        storage_namespace: &place.storage_namespace,
+        storage_namespace: place.twins()?,
         timeout: args.timeout,
         dry_run: args.dry_run,
         report: &report,

@@ -76,7 +76,7 @@ async fn release_claim(args: PvcArgs) -> Outcome {
     let report = |what: &str| println!("{claim}: {what}");
     let context = Context {
         cluster: &place.cluster,
-        storage_namespace: &place.storage_namespace,
+        storage_namespace: place.twins()?,
         timeout: args.timeout,
         dry_run: args.dry_run,
         report: &report,

@@ -114,7 +114,8 @@ async fn carry_out(place: &Place, names: &[String], args: &NamespaceArgs) -> Out
     let objects = read(cluster, names).await?;
     let names: Vec<String> = objects.iter().filter_map(ResourceExt::namespace).collect();
     let names = names.as_slice();
-    let storage = Storage::read(cluster, &Scope::All, &place.storage_namespace, place.id.clone()).await;
+    let of_twins = place.storage_namespace.as_deref();
+    let storage = Storage::read(cluster, &Scope::All, of_twins, place.id.clone()).await;
     let unknown = storage.unknown();
     if !unknown.is_empty() {
         print_unknown(&unknown);

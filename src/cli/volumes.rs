@@ -124,13 +124,9 @@ async fn list(args: Args) -> Outcome {
         let current = || place.cluster.client().default_namespace().to_owned();
         Scope::Namespace(args.namespace.unwrap_or_else(current))
     };
-    let storage = Storage::read(&place.cluster, &scope, &place.storage_namespace, place.id).await;
-    let snapshots = Snapshots::read(
-        &place.cluster,
-        &scope,
-        &place.storage_namespace,
-        storage.home.clone(),
-    );
+    let of_twins = place.storage_namespace.as_deref();
+    let storage = Storage::read(&place.cluster, &scope, of_twins, place.id).await;
+    let snapshots = Snapshots::read(&place.cluster, &scope, of_twins, storage.home.clone());
     let snapshots = snapshots.await;
     let (rows, mut unknown) = (rows(&storage, &scope), storage.unknown());
     unknown.extend(snapshots.unknown());

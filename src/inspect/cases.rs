@@ -140,7 +140,7 @@ fn volume_behind(real: &PersistentVolume, storage: &Storage) -> Option<(VolumeNa
             .ok()
             .map(|marks| (marks.volume, marks.epoch));
     }
-    if namespace != storage.namespace {
+    if storage.namespace.as_deref() != Some(namespace) {
         return None;
     }
     VolumeName::of_home_twin(name)
@@ -183,7 +183,7 @@ mod tests {
         let mut storage = storage();
         storage.twins = crate::inspect::Listing::default();
         assert!(cases(&storage)[&format!("pvc-{UID}")].real.is_some());
-        storage.namespace = "elsewhere".into();
+        storage.namespace = Some("elsewhere".into());
         assert!(cases(&storage)[&format!("pvc-{UID}")].real.is_none());
     }
 }

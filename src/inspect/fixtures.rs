@@ -111,7 +111,7 @@ pub(super) fn storage() -> Storage {
     ]);
     Storage {
         home: Some("home".parse().unwrap()),
-        namespace: "liqo-storage".into(),
+        namespace: Some("liqo-storage".into()),
         classes: listing(classes()),
         claims: listing([claim()]),
         twins: listing([twin()]),

@@ -164,21 +164,24 @@ fn of_bound(claim: &PersistentVolumeClaim, case: &Case<'_>, storage: &Storage) -
             "",
         );
     };
-    if let Some(home) = storage.home.as_ref().filter(|home| **home != id.cluster) {
-        if case.twin.is_none() {
-            return remote::health(claim, volume, &id.cluster, storage);
+    let elsewhere = storage.home.as_ref().filter(|home| **home != id.cluster);
+    match (case.twin, elsewhere) {
+        (Some(_), Some(home)) => Health::new(
+            State::Unknown,
+            format!(
+                "its twin is here, but its PV names the cluster {}; this cluster is {home}",
+                id.cluster
+            ),
+            "Start the driver with the --cluster-id (chart: clusterID) that it had when the volume was created.",
+        ),
+        (Some(twin), None) => of_served(volume, twin, case, storage),
+        (None, Some(_)) => remote::health(claim, volume, &id.cluster, storage),
+        // If the id of this cluster is unknown, the twin may be elsewhere.
+        (None, None) if storage.home.is_none() => remote::health(claim, volume, &id.cluster, storage),
+        (None, None) if !storage.twins.is_complete() => {
+            Health::new(State::Unknown, "its twin cannot be read", "")
         }
-        let message = format!(
-            "its twin is here, but its PV names the cluster {}; this cluster is {home}",
-            id.cluster
-        );
-        let advice = "Start the driver with the --cluster-id (chart: clusterID) that it had when the volume was created.";
-        return Health::new(State::Unknown, message, advice);
-    }
-    match case.twin {
-        Some(twin) => of_served(volume, twin, case, storage),
-        None if !storage.twins.is_complete() => Health::new(State::Unknown, "its twin cannot be read", ""),
-        None => without_twin(case),
+        (None, None) => without_twin(case, storage),
     }
 }
 
@@ -262,7 +265,7 @@ fn of_served(
     Health::fine(State::Bound)
 }
 
-fn without_twin(case: &Case<'_>) -> Health {
+fn without_twin(case: &Case<'_>, storage: &Storage) -> Health {
     let message = "its twin is gone";
     match case.real {
         Some(real) => Health::new(
@@ -276,6 +279,11 @@ fn without_twin(case: &Case<'_>) -> Health {
                 "Set the reclaim policy of the PV {} to Retain before anything else.",
                 real.name_any()
             ),
+        ),
+        None if storage.namespace.is_none() => Health::new(
+            State::Twin(Diagnosis::Vanished),
+            format!("{message}; whether the PV behind it exists is unknown"),
+            "Run this again with --storage-namespace.",
         ),
         None => Health::new(
             State::Twin(Diagnosis::Vanished),

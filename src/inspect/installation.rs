@@ -12,6 +12,7 @@ use k8s_openapi::api::{
 use super::{
     Listing, Scope, Setup, Snapshots, Storage,
     checks::rights::{self, Right},
+    listing::NO_NAMESPACE,
     offloading::Offloading,
     setup,
 };
@@ -65,18 +66,15 @@ impl Installation {
     pub(crate) async fn read(
         cluster: &Cluster,
         setup: Setup,
-        namespace: &str,
+        namespace: Option<&str>,
         id: Option<ClusterId>,
     ) -> Self {
-        let name_is = format!("metadata.name={namespace}");
         let ours = format!("{}={}", mark::MANAGED_BY, mark::MANAGED_BY_US);
-        let namespaces = cluster.all::<Namespace>();
         let capacities = cluster.all::<CSIStorageCapacity>();
         let (daemon_sets, pods) = (cluster.all::<DaemonSet>(), cluster.all::<Pod>());
-        let storage_pods = cluster.within::<Pod>(namespace);
-        let (storage, namespace, drivers, csi_nodes, capacities, attachments, quotas) = tokio::join!(
+        let (storage, of_twins, drivers, csi_nodes, capacities, attachments, quotas) = tokio::join!(
             Storage::read(cluster, &Scope::All, namespace, id),
-            Listing::ask(&namespaces, None, Some(&name_is)),
+            twins_namespace(cluster, namespace),
             Listing::all(cluster),
             Listing::all(cluster),
             Listing::ask(&capacities, Some(&ours), None),
@@ -86,20 +84,20 @@ impl Installation {
         let (node_plugins, pods, storage_pods, failures, attributes_classes, missing_rights) = tokio::join!(
             Listing::ask(&daemon_sets, Some(setup::LABELS), None),
             Listing::ask(&pods, Some(setup::LABELS), None),
-            Listing::ask(&storage_pods, None, None),
+            Listing::with_twins(cluster, namespace, None, None),
             failures(cluster),
             attributes_classes(cluster),
-            missing_rights(cluster, &setup),
+            missing_rights(cluster, &setup, namespace),
         );
         let orphaned = Some("involvedObject.kind=RemoteCluster,reason=OrphanedVolume");
         let orphaned_volumes = Listing::ask(&cluster.all::<Event>(), None, orphaned).await;
-        let snapshots = Snapshots::read(cluster, &Scope::All, &storage.namespace, storage.home.clone()).await;
+        let snapshots = Snapshots::read(cluster, &Scope::All, namespace, storage.home.clone()).await;
         let offloading = Box::pin(Offloading::read(cluster)).await;
         Self {
             now: Timestamp::now(),
             setup,
             storage,
-            namespace,
+            namespace: of_twins,
             drivers,
             csi_nodes,
             capacities,
@@ -158,6 +156,17 @@ impl Installation {
     }
 }
 
+/// The namespace of the twins, if it is known and exists.
+async fn twins_namespace(cluster: &Cluster, name: Option<&str>) -> Listing<Namespace> {
+    match name {
+        Some(name) => {
+            let name_is = format!("metadata.name={name}");
+            Listing::ask(&cluster.all(), None, Some(&name_is)).await
+        }
+        None => Listing::refused(NO_NAMESPACE),
+    }
+}
+
 async fn failures(cluster: &Cluster) -> Listing<Event> {
     let events = cluster.all::<Event>();
     let (mounts, attachments) = tokio::join!(
@@ -177,10 +186,10 @@ async fn attributes_classes(cluster: &Cluster) -> Listing<VolumeAttributesClass>
 }
 
 /// Asks the API server which rights the controller's service account lacks.
-async fn missing_rights(cluster: &Cluster, setup: &Setup) -> Option<Vec<Right>> {
+async fn missing_rights(cluster: &Cluster, setup: &Setup, twins: Option<&str>) -> Option<Vec<Right>> {
     let (namespace, account) = setup.service_account()?;
     let user = format!("system:serviceaccount:{namespace}:{account}");
-    let needed = rights::needed(&namespace, &setup.storage_namespace());
+    let needed = rights::needed(&namespace, twins?);
     let reviews = cluster.all::<SubjectAccessReview>();
     let asked = needed.iter().map(async |right| {
         let review = review(&user, &namespace, right);

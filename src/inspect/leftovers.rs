@@ -36,6 +36,9 @@ pub(super) fn of_twin(twin: &PersistentVolumeClaim, case: &Case<'_>, storage: &S
     {
         return Health::new(State::Guest, format!("it serves the cluster {}", marks.home), "");
     }
+    if storage.home.is_none() && case.volume.is_none() {
+        return Health::new(State::Unknown, "whether it serves this cluster is unknown", "");
+    }
     if !storage.claims.is_complete() {
         return Health::new(State::Unknown, "whether its claim exists is unknown", "");
     }
@@ -95,8 +98,13 @@ pub(super) fn of_volume(volume: &PersistentVolume, case: &Case<'_>, storage: &St
             "",
         );
     }
-    let is_elsewhere = case.id.as_ref().map(|id| &id.cluster) != storage.home.as_ref();
-    if !is_elsewhere && storage.twins.is_complete() && case.twin.is_none() && case.real.is_none() {
+    let is_here = case
+        .id
+        .as_ref()
+        .is_some_and(|id| storage.home.as_ref() == Some(&id.cluster));
+    // Without the namespace of the twins, the PV behind a twin that is gone cannot be recognised.
+    let is_searched = storage.twins.is_complete() && storage.namespace.is_some();
+    if is_here && is_searched && case.twin.is_none() && case.real.is_none() {
         return Health::new(
             State::Twin(Diagnosis::Vanished),
             format!("only the PV {name} is left"),

@@ -2,10 +2,14 @@
 
 use std::fmt::Debug;
 
-use kube::Resource;
+use kube::{Resource, core::NamespaceResourceScope};
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::cluster::{ApiError, Cause, Cluster, Objects};
+
+/// Why the namespace of the twins is unknown.
+pub(super) const NO_NAMESPACE: &str =
+    "the Deployment of the controller cannot be read; pass --storage-namespace";
 
 /// The objects of a kind. If they could not be read the list is empty and has a reason; then an object that
 /// is not listed may exist.
@@ -118,6 +122,22 @@ where
     /// Lists the objects with these labels and fields.
     pub(crate) async fn ask(objects: &Objects<K>, labels: Option<&str>, fields: Option<&str>) -> Self {
         Self::from_answer(objects.select(labels, fields).await)
+    }
+
+    /// Lists the objects in the namespace of the twins, if that is known; none if the kind is not installed.
+    pub(crate) async fn with_twins(
+        cluster: &Cluster,
+        namespace: Option<&str>,
+        labels: Option<&str>,
+        fields: Option<&str>,
+    ) -> Self
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+    {
+        match namespace {
+            Some(namespace) => Self::of_installed(cluster.within(namespace).select(labels, fields).await),
+            None => Self::refused(format!("their namespace is unknown: {NO_NAMESPACE}")),
+        }
     }
 
     /// As `from_answer`; if the kind is not installed, the list is empty and complete.

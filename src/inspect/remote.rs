@@ -1,5 +1,5 @@
-//! The state of a volume whose twin is in a remote cluster. The commands have no access there: they read the
-//! condition that the controller has set on the claim.
+//! The state of a volume whose twin is, or may be, in a remote cluster. The commands have no access there: they
+//! read the condition that the controller has set on the claim.
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 

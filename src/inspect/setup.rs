@@ -32,12 +32,14 @@ impl Setup {
         }
     }
 
-    /// The namespace of the twins.
-    pub(crate) fn storage_namespace(&self) -> String {
-        let configured = self
-            .driver_flags()
-            .and_then(|flags| flags.get("storage-namespace").map(str::to_owned));
-        configured.unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned())
+    /// The namespace of the twins; `None` if the Deployments could not be read.
+    pub(crate) fn storage_namespace(&self) -> Option<String> {
+        if !self.controllers.is_complete() {
+            return None;
+        }
+        let flags = self.driver_flags();
+        let configured = flags.as_ref().and_then(|flags| flags.get("storage-namespace"));
+        Some(configured.unwrap_or(DEFAULT_NAMESPACE).to_owned())
     }
 
     /// The namespace of the driver, or why it is not known.

@@ -36,7 +36,7 @@ impl Snapshots {
     pub(crate) async fn read(
         cluster: &Cluster,
         scope: &Scope,
-        storage_namespace: &str,
+        storage_namespace: Option<&str>,
         home: Option<ClusterId>,
     ) -> Self {
         let ours = format!("{}={}", mark::MANAGED_BY, mark::MANAGED_BY_US);
@@ -44,10 +44,10 @@ impl Snapshots {
             Scope::All => cluster.all::<VolumeSnapshot>(),
             Scope::Namespace(namespace) => cluster.within(namespace),
         };
-        let (stored, contents, classes) = (cluster.within(storage_namespace), cluster.all(), cluster.all());
+        let (contents, classes) = (cluster.all(), cluster.all());
         let (snapshots, twins, contents, classes) = tokio::join!(
             taken.select(None, None),
-            stored.select(Some(&ours), None),
+            Listing::with_twins(cluster, storage_namespace, Some(&ours), None),
             contents.select(None, None),
             classes.select(None, None),
         );
@@ -58,7 +58,7 @@ impl Snapshots {
             twins: match scope {
                 // In a remote cluster they may be in any namespace.
                 Scope::All => marked,
-                Scope::Namespace(_) => Listing::of_installed(twins),
+                Scope::Namespace(_) => twins,
             },
             contents: Listing::of_installed(contents),
             classes: Listing::of_installed(classes),
@@ -423,6 +423,10 @@ fn of_twin(twin: &VolumeSnapshot, case: &Case<'_>, all: &Snapshots) -> Assessmen
         let message = "whether a content refers to the twin is unknown".to_owned();
         return (SnapshotState::Unknown, message, String::new());
     }
+    if all.home.is_none() {
+        let message = "whether the twin serves this cluster is unknown".to_owned();
+        return (SnapshotState::Unknown, message, String::new());
+    }
     if twin.metadata.deletion_timestamp.is_some() {
         let message = "no content refers to the twin any more, and it is being deleted".to_owned();
         return (SnapshotState::Deleting, message, String::new());
@@ -630,6 +634,13 @@ mod tests {
         );
         real["metadata"]["annotations"] = json!({mark::IMPORT_SNAPSHOT: record.text().unwrap()});
         assert!(snapshot_rows(&all([], [real], [twin]), &Scope::All).is_empty());
+    }
+
+    #[test]
+    fn a_twin_may_be_a_guest_if_the_id_of_the_cluster_is_unknown() {
+        let mut unread = all([], [], [twin("rome")]);
+        unread.home = None;
+        assert_eq!(only(&unread).state, SnapshotState::Unknown);
     }
 
     #[test]

@@ -32,10 +32,10 @@ pub(crate) enum Scope {
 /// The volumes of this driver in one cluster, as far as they could be read.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Storage {
-    /// The cluster's id.
+    /// The cluster's id; `None` if it is unknown.
     pub(crate) home: Option<ClusterId>,
-    /// The namespace of the twins of this cluster's claims.
-    pub(crate) namespace: String,
+    /// The namespace of the twins of this cluster's claims; `None` if it is unknown.
+    pub(crate) namespace: Option<String>,
     /// Storage classes of all provisioners.
     pub(crate) classes: Listing<StorageClass>,
     /// Claims of all classes, without twins.
@@ -58,20 +58,19 @@ impl Storage {
     pub(crate) async fn read(
         cluster: &Cluster,
         scope: &Scope,
-        namespace: &str,
-        id: Option<ClusterId>,
+        namespace: Option<&str>,
+        home: Option<ClusterId>,
     ) -> Self {
-        let (classes, volumes, (nodes, unschedulable), (claims, twins), events, home) = tokio::join!(
+        let (classes, volumes, (nodes, unschedulable), (claims, twins), events) = tokio::join!(
             Listing::<StorageClass>::all(cluster),
             Listing::<PersistentVolume>::all(cluster),
             nodes(cluster),
             claims(cluster, scope, namespace),
             events(cluster, scope, namespace),
-            home_id(cluster, id),
         );
         let mut storage = Self {
             home,
-            namespace: namespace.to_owned(),
+            namespace: namespace.map(str::to_owned),
             classes,
             claims,
             twins,
@@ -87,10 +86,10 @@ impl Storage {
 
     /// Whether these include all nodes of this cluster but virtual ones.
     pub(crate) fn is_everywhere(&self, nodes: &[&Node]) -> bool {
-        let at_home = |node: &&Node| {
-            let cluster = node.labels.get(CLUSTER_KEY);
-            cluster.is_some() && cluster.map(String::as_str) == self.home.as_ref().map(ClusterId::as_str)
+        let Some(home) = &self.home else {
+            return false;
         };
+        let at_home = |node: &&Node| node.labels.get(CLUSTER_KEY).map(String::as_str) == Some(home.as_str());
         self.nodes
             .iter()
             .filter(at_home)
@@ -113,7 +112,8 @@ impl Storage {
         .collect();
         if self.home.is_none() {
             unknown.push(format!(
-                "the id of this cluster: the namespace {KUBE_SYSTEM} cannot be read; pass --cluster-id"
+                "the id of this cluster: the Deployment of the controller or the namespace {KUBE_SYSTEM} cannot be read; pass \
+                 --cluster-id"
             ));
         }
         unknown
@@ -148,17 +148,16 @@ async fn nodes(cluster: &Cluster) -> (Listing<Node>, BTreeMap<String, String>) {
 async fn claims(
     cluster: &Cluster,
     scope: &Scope,
-    storage_namespace: &str,
+    storage_namespace: Option<&str>,
 ) -> (Listing<PersistentVolumeClaim>, Listing<PersistentVolumeClaim>) {
     let claims = match scope {
         Scope::All => Listing::all(cluster).await,
         Scope::Namespace(namespace) => {
             let users = cluster.within(namespace);
-            let twins = cluster.within(storage_namespace);
             let marked = format!("{}={}", mark::MANAGED_BY, mark::MANAGED_BY_US);
             let (users, twins) = tokio::join!(
                 Listing::ask(&users, None, None),
-                Listing::ask(&twins, Some(&marked), None)
+                Listing::with_twins(cluster, storage_namespace, Some(&marked), None)
             );
             return (users.partition(facts::is_twin).1, twins);
         }
@@ -167,27 +166,24 @@ async fn claims(
     (claims, twins)
 }
 
-async fn events(cluster: &Cluster, scope: &Scope, storage_namespace: &str) -> Listing<Event> {
+async fn events(cluster: &Cluster, scope: &Scope, storage_namespace: Option<&str>) -> Listing<Event> {
     let about_claims = Some("involvedObject.kind=PersistentVolumeClaim");
     match scope {
         Scope::All => Listing::ask(&cluster.all(), None, about_claims).await,
         Scope::Namespace(namespace) => {
-            let (users, twins) = (cluster.within(namespace), cluster.within(storage_namespace));
+            let users = cluster.within(namespace);
             let (users, twins) = tokio::join!(
                 Listing::ask(&users, None, about_claims),
-                Listing::ask(&twins, None, about_claims)
+                Listing::with_twins(cluster, storage_namespace, None, about_claims)
             );
             users.and(twins)
         }
     }
 }
 
-/// The id of the home cluster: the given one, or the uid of the namespace kube-system, as in the controller.
-/// `None` if that cannot be read.
-pub(crate) async fn home_id(cluster: &Cluster, id: Option<ClusterId>) -> Option<ClusterId> {
-    if id.is_some() {
-        return id;
-    }
+/// The id of a cluster whose driver has no flag with another one: the uid of the namespace kube-system. `None` if
+/// that cannot be read.
+pub(crate) async fn home_id(cluster: &Cluster) -> Option<ClusterId> {
     let namespace = cluster.all::<Namespace>().get(KUBE_SYSTEM).await.ok().flatten()?;
     namespace.metadata.uid?.parse().ok()
 }

@@ -1,8 +1,9 @@
 //! Reading a cluster, with all rights and with some of them.
 
 use super::{
-    Installation, Scope, Setup, Storage, checks,
+    Installation, Scope, Setup, State, Storage, checks,
     fixtures::{UID, claim, deployment, real, twin, volume},
+    home_id,
     rows::rows,
 };
 use crate::cluster::testing::{Act, FakeApi, Fault};
@@ -36,7 +37,8 @@ async fn a_volume_is_found_from_all_namespaces_and_from_its_own() {
     let api = api().await;
     let cluster = api.cluster_unwatched().await;
     for scope in [Scope::All, Scope::Namespace("shop".into())] {
-        let storage = Storage::read(&cluster, &scope, "liqo-storage", None).await;
+        let home = home_id(&cluster).await;
+        let storage = Storage::read(&cluster, &scope, Some("liqo-storage"), home).await;
         assert_eq!(storage.unknown(), Vec::<String>::new());
         let rows = rows(&storage, &scope);
         assert_eq!(rows.len(), 1, "{scope:?}");
@@ -53,8 +55,9 @@ async fn forbidden_reads_are_reported_and_the_others_shown() {
     api.fault(Fault::new("GET", "/resourcequotas", Act::Refuse(403)));
     api.fault(Fault::new("POST", "/subjectaccessreviews", Act::Refuse(403)));
     let setup = Setup::read(&cluster).await;
-    assert_eq!(setup.storage_namespace(), "liqo-storage");
-    let installation = Box::pin(Installation::read(&cluster, setup, "liqo-storage", None)).await;
+    let twins = setup.storage_namespace();
+    assert_eq!(twins.as_deref(), Some("liqo-storage"));
+    let installation = Box::pin(Installation::read(&cluster, setup, twins.as_deref(), None)).await;
     let unknown = installation.unknown().join("\n");
     for what in [
         "which volumes there are",
@@ -74,4 +77,33 @@ async fn forbidden_reads_are_reported_and_the_others_shown() {
         !findings.iter().any(|it| it.problem.contains("Lost")),
         "{findings:#?}"
     );
+}
+
+/// The twins may be in a namespace, and the cluster may have an id, that only the Deployment shows.
+#[tokio::test]
+async fn without_the_deployment_no_twin_counts_as_gone() {
+    let api = api().await;
+    let cluster = api.cluster_unwatched().await;
+    let labels = serde_json::json!({"topology.storage.liqo.io/node": "one"});
+    api.put(
+        "/api/v1/nodes/one",
+        serde_json::json!({"metadata": {"labels": labels}}),
+    );
+    api.fault(Fault::new("GET", "/deployments", Act::Refuse(403)));
+    let setup = Setup::read(&cluster).await;
+    assert_eq!(setup.storage_namespace(), None);
+    for scope in [Scope::All, Scope::Namespace("shop".into())] {
+        let storage = Storage::read(&cluster, &scope, None, None).await;
+        let unknown = storage.unknown().join("\n");
+        assert!(unknown.contains("--cluster-id"), "{unknown}");
+        // Twins are found in any namespace if all are listed.
+        let needs_namespace = matches!(scope, Scope::Namespace(_));
+        assert_eq!(
+            unknown.contains("--storage-namespace"),
+            needs_namespace,
+            "{unknown}"
+        );
+        let [row] = rows(&storage, &scope).try_into().unwrap();
+        assert_eq!(row.state, State::Bound, "{row:#?}");
+    }
 }

@@ -15,7 +15,7 @@ use crate::{
     cli::common::{ClusterArgs, place},
     cluster::{self, Cluster},
     fleet::kubeconfig::{Allowed, of_server, vet},
-    inspect::{Setup, home_id},
+    inspect::Setup,
     volume::ClusterId,
 };
 
@@ -39,8 +39,8 @@ pub(in crate::cli) struct Home {
     /// Namespace of the driver.
     pub(in crate::cli) namespace: String,
     pub(in crate::cli) id: ClusterId,
-    /// Namespace of the twins at home.
-    pub(in crate::cli) storage_namespace: String,
+    /// Namespace of the twins at home; `None` if it is unknown.
+    pub(in crate::cli) storage_namespace: Option<String>,
 }
 
 impl Home {
@@ -65,9 +65,8 @@ impl Home {
                 .namespace()
                 .map_err(|why| format!("{why}. --driver-namespace names its namespace"))?,
         };
-        let id = home_id(&place.cluster, place.id).await;
         Ok(Self {
-            id: id.ok_or("the id of this cluster is not known: the namespace kube-system cannot be read; pass --cluster-id")?,
+            id: place.id.ok_or("the id of this cluster is not known: the Deployment of the driver or the namespace kube-system cannot be read; pass --cluster-id")?,
             cluster: place.cluster,
             namespace,
             storage_namespace: place.storage_namespace,

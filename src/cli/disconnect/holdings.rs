@@ -42,7 +42,11 @@ pub(super) struct AtHome {
 
 /// Reads the objects at home. What cannot be read counts as existing.
 pub(super) async fn at_home(home: &Home, name: &ClusterId) -> AtHome {
-    let (cluster, namespace, id) = (&home.cluster, &home.storage_namespace, Some(home.id.clone()));
+    let (cluster, namespace, id) = (
+        &home.cluster,
+        home.storage_namespace.as_deref(),
+        Some(home.id.clone()),
+    );
     let (storage, snapshots) = tokio::join!(
         Storage::read(cluster, &Scope::All, namespace, id.clone()),
         Snapshots::read(cluster, &Scope::All, namespace, id),

@@ -17,7 +17,9 @@ const NEARLY_FULL: f64 = 0.9;
 
 /// The namespace exists, and is not being deleted.
 pub(super) fn storage_namespace(installation: &Installation) -> Vec<Finding> {
-    let name = &installation.storage.namespace;
+    let Some(name) = &installation.storage.namespace else {
+        return Vec::new();
+    };
     let title = format!("Namespace {name}");
     match installation.namespace.named(None, name) {
         None if installation.namespace.is_complete() => vec![Finding::error(
@@ -42,7 +44,7 @@ pub(super) fn quotas_on_twins(installation: &Installation) -> Vec<Finding> {
     let here = installation
         .quotas
         .iter()
-        .filter(|quota| quota.namespace().as_ref() == Some(&installation.storage.namespace));
+        .filter(|quota| quota.namespace().is_some() && quota.namespace() == installation.storage.namespace);
     let mut findings = Vec::new();
     for quota in here {
         for (key, hard, used) in on_storage(quota) {
@@ -72,6 +74,9 @@ pub(super) fn quotas_on_twins(installation: &Installation) -> Vec<Finding> {
 /// Quotas of users for a real class, which do not limit the twins in another namespace.
 pub(super) fn quotas_that_do_not_apply(installation: &Installation) -> Vec<Finding> {
     let storage = &installation.storage;
+    let Some(of_twins) = &storage.namespace else {
+        return Vec::new();
+    };
     let users: BTreeSet<String> = storage
         .claims
         .iter()
@@ -83,7 +88,7 @@ pub(super) fn quotas_that_do_not_apply(installation: &Installation) -> Vec<Findi
     let elsewhere = |quota: &&ResourceQuota| {
         quota
             .namespace()
-            .is_some_and(|it| it != storage.namespace && users.contains(&it))
+            .is_some_and(|it| it != *of_twins && users.contains(&it))
     };
     for quota in installation.quotas.iter().filter(elsewhere) {
         for (key, ..) in on_storage(quota) {
@@ -94,7 +99,7 @@ pub(super) fn quotas_that_do_not_apply(installation: &Installation) -> Vec<Findi
                 let instead = key.replacen(class, &ours.name_any(), 1);
                 findings.push(Finding::note(
                     format!("ResourceQuota {}", full_name(quota)),
-                    format!("{key} does not count volumes of class {}, whose twins of class {class} are in the namespace {}.", ours.name_any(), storage.namespace),
+                    format!("{key} does not count volumes of class {}, whose twins of class {class} are in the namespace {of_twins}.", ours.name_any()),
                     format!("Limit {instead} as well."),
                 ));
             }

@@ -332,6 +332,48 @@ fn every_state_is_derived_from_the_objects() {
             State::Deleting,
             "being deleted",
         ),
+        (
+            "a volume of another version, in an unknown cluster",
+            |it| {
+                elsewhere(it);
+                it.home = None;
+                let mut volume = volume();
+                volume["spec"]["csi"]["volumeHandle"] = format!("v3:milan:pvc-{UID}:1").into();
+                it.volumes = listing([volume]);
+            },
+            State::Deleting,
+            "being deleted",
+        ),
+        (
+            "the twin of a claim that is elsewhere, in an unknown cluster",
+            |it| {
+                it.claims = Listing::default();
+                it.volumes = listing([real()]);
+                it.home = None;
+            },
+            State::Unknown,
+            "serves this cluster",
+        ),
+        (
+            "a remote claim, in an unknown cluster",
+            |it| {
+                it.twins = Listing::default();
+                it.volumes = listing([volume()]);
+                it.home = None;
+            },
+            State::Bound,
+            "has not reported",
+        ),
+        (
+            "twin gone from an unknown namespace",
+            |it| {
+                it.twins = Listing::default();
+                it.volumes = listing([volume()]);
+                it.namespace = None;
+            },
+            State::Twin(Diagnosis::Vanished),
+            "is unknown",
+        ),
     ];
     for (name, break_it, state, word) in table {
         let mut storage = storage();
