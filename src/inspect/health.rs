@@ -16,7 +16,7 @@ use super::{
 use crate::{
     cluster::{facts, slim::SELECTED_NODE},
     placement::{BindingMode, Diagnosis, Phase, TwinHealth, diagnose},
-    volume::moving::is_gated,
+    volume::{mark, moving::is_gated},
 };
 
 pub(super) fn health(case: &Case<'_>, storage: &Storage) -> Health {
@@ -54,13 +54,14 @@ fn of_claim(claim: &PersistentVolumeClaim, case: &Case<'_>, storage: &Storage) -
             "Delete the pods that use it.",
         );
     }
-    let gated = |volume: &PersistentVolume| is_gated(volume.annotations());
-    match phase(claim) {
-        "Lost" if volume_of(claim, storage).is_some_and(gated) => Health::new(
+    if is_moving(claim, storage) {
+        return Health::new(
             State::Twin(Diagnosis::Moving),
             "its volume is being moved; until the move ends, the claim has the phase Lost",
             "Do not change the claim or its PV: nothing is lost.",
-        ),
+        );
+    }
+    match phase(claim) {
         "Lost" => Health::new(
             State::Lost,
             format!("its PV {} is gone", volume_name(claim).unwrap_or("?")),
@@ -76,6 +77,19 @@ fn of_claim(claim: &PersistentVolumeClaim, case: &Case<'_>, storage: &Storage) -
         ),
         "Bound" => of_bound(claim, case, storage),
         _ => of_pending(claim, case, storage),
+    }
+}
+
+/// Whether a move keeps the claim from its PV.
+fn is_moving(claim: &PersistentVolumeClaim, storage: &Storage) -> bool {
+    match volume_of(claim, storage) {
+        Some(volume) => phase(claim) == "Lost" && is_gated(volume.annotations()),
+        // After its commit, a move deletes the PV and creates it again.
+        None => {
+            storage.volumes.is_complete()
+                && matches!(phase(claim), "Lost" | "Bound")
+                && claim.annotations().contains_key(mark::MOVE)
+        }
     }
 }
 

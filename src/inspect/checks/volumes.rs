@@ -13,12 +13,13 @@ use super::{Finding, Installation, Severity};
 use crate::{
     cluster::{facts, slim::marked_volume},
     inspect::{
-        Listing, Scope, State, cases, events,
+        Listing, Scope, State, Storage, cases, events,
         names::{Name, full_name},
         rows::{Row, rows},
     },
+    placement::Diagnosis,
     twin::consumers::uses,
-    volume::{DRIVER_NAME, quantity},
+    volume::{ClusterId, DRIVER_NAME, quantity},
 };
 
 /// Kubelet repeats its events every two minutes at most; an older event is about a problem that is over.
@@ -26,10 +27,10 @@ const RECENT: SignedDuration = SignedDuration::from_mins(10);
 
 /// Volumes with a problem, and claims that wait.
 pub(super) fn problems(installation: &Installation) -> Vec<Finding> {
-    let claims = &installation.storage.claims;
+    let storage = &installation.storage;
     let largest = largest_volumes(installation);
-    let rows = rows(&installation.storage, &Scope::All).into_iter();
-    rows.filter_map(|row| finding(row, claims, &largest)).collect()
+    let rows = rows(storage, &Scope::All).into_iter();
+    rows.filter_map(|row| finding(row, storage, &largest)).collect()
 }
 
 /// The largest volume, in bytes, that any node can have in each class, as far as it is published.
@@ -44,13 +45,18 @@ fn largest_volumes(installation: &Installation) -> BTreeMap<String, u64> {
     largest
 }
 
-fn finding(
-    row: Row,
-    claims: &Listing<PersistentVolumeClaim>,
-    largest: &BTreeMap<String, u64>,
-) -> Option<Finding> {
+fn finding(row: Row, storage: &Storage, largest: &BTreeMap<String, u64>) -> Option<Finding> {
+    let is_remote = row.cluster.as_deref() != storage.home.as_ref().map(ClusterId::as_str);
     let severity = match row.state {
-        State::Bound | State::Waiting | State::Guest | State::Unknown | State::Foreign => return None,
+        // A move reports its own problems.
+        State::Bound
+        | State::Waiting
+        | State::Guest
+        | State::Unknown
+        | State::Foreign
+        | State::Twin(Diagnosis::Moving) => return None,
+        // It is bound when its pod arrives there.
+        State::Twin(Diagnosis::Pending) if is_remote => Severity::Warning,
         State::Lost | State::Unreachable | State::Twin(_) => Severity::Error,
         State::Pending | State::Orphaned => Severity::Warning,
         State::Deleting | State::Retained | State::Abandoned => Severity::Note,
@@ -62,7 +68,7 @@ fn finding(
         (None, None, Some(volume)) => format!("PersistentVolume {volume}"),
         _ => format!("PersistentVolume {}", row.volume),
     };
-    let too_large = (row.state == State::Pending).then(|| too_large(&row, claims, largest));
+    let too_large = (row.state == State::Pending).then(|| too_large(&row, &storage.claims, largest));
     Some(Finding::new(
         severity,
         object,
