@@ -10,6 +10,7 @@ use kube::ResourceExt;
 
 use super::{Finding, Installation};
 use crate::{
+    cluster::slim,
     inspect::{
         names::full_name,
         setup::{self, Flags},
@@ -213,7 +214,8 @@ pub(super) fn pods(installation: &Installation) -> Vec<Finding> {
     installation
         .pods
         .iter()
-        .filter(|pod| pod.metadata.deletion_timestamp.is_none())
+        // Kubernetes keeps evicted pods; their controller has created others.
+        .filter(|pod| pod.metadata.deletion_timestamp.is_none() && !slim::has_ended(pod))
         .filter_map(unready)
         .collect()
 }
@@ -222,7 +224,7 @@ fn unready(pod: &Pod) -> Option<Finding> {
     let status = pod.status.as_ref()?;
     let conditions = status.conditions.iter().flatten();
     let mut ready = conditions.clone().filter(|condition| condition.type_ == "Ready");
-    if ready.any(|condition| condition.status == "True") || status.phase.as_deref() == Some("Succeeded") {
+    if ready.any(|condition| condition.status == "True") {
         return None;
     }
     let containers = status.container_statuses.iter().flatten();

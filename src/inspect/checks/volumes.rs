@@ -11,7 +11,10 @@ use kube::ResourceExt;
 
 use super::{Finding, Installation, Severity};
 use crate::{
-    cluster::{facts, slim::marked_volume},
+    cluster::{
+        facts,
+        slim::{self, marked_volume},
+    },
     inspect::{
         Listing, Scope, State, Storage, cases, events,
         names::{Name, full_name},
@@ -98,7 +101,8 @@ fn too_large(
 pub(super) fn pods_on_twins(installation: &Installation) -> Vec<Finding> {
     let twins = &installation.storage.twins;
     let mut findings = Vec::new();
-    for pod in &installation.storage_pods {
+    let pods = installation.storage_pods.iter();
+    for pod in pods.filter(|pod| !slim::has_ended(pod)) {
         let on_it = |twin: &&PersistentVolumeClaim| {
             twin.namespace() == pod.namespace() && uses(pod, &twin.name_any())
         };

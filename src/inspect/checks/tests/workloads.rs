@@ -94,6 +94,22 @@ fn nodes_are_checked() {
 }
 
 #[test]
+fn pods_that_have_ended_are_no_problem() {
+    let status =
+        json!({"phase": "Failed", "reason": "Evicted", "conditions": [{"type": "Ready", "status": "False"}]});
+    let mut installation = installation();
+    installation.pods = listing([json!({
+        "metadata": {"namespace": "liqo-csi", "name": "c-0"}, "spec": {"containers": []}, "status": status,
+    })]);
+    let volume = json!({"name": "v", "persistentVolumeClaim": {"claimName": UID}});
+    installation.storage_pods = listing([json!({
+        "metadata": {"namespace": "liqo-storage", "name": "debug"},
+        "spec": {"containers": [], "volumes": [volume]}, "status": status,
+    })]);
+    assert_eq!(examine(&installation), []);
+}
+
+#[test]
 #[expect(clippy::too_many_lines, reason = "one table")]
 fn the_controller_is_checked() {
     assert_found(&[
