@@ -105,10 +105,15 @@ pub(super) fn class_of(volume: &PersistentVolume) -> Option<&str> {
 
 /// The volume id of a virtual PV; `None` for other PVs.
 pub(super) fn id(volume: &PersistentVolume) -> Option<VolumeId> {
-    let source = volume.spec.as_ref()?.csi.as_ref()?;
     // The temporary PV of a mover is not the PV of the volume.
     let is_movers = volume.labels().contains_key(mark::MOVE);
-    (source.driver == DRIVER_NAME && !is_movers).then(|| source.volume_handle.parse().ok())?
+    (!is_movers).then(|| handle(volume))?
+}
+
+/// The same, also for the temporary PV of a mover.
+pub(super) fn handle(volume: &PersistentVolume) -> Option<VolumeId> {
+    let source = volume.spec.as_ref()?.csi.as_ref()?;
+    (source.driver == DRIVER_NAME).then(|| source.volume_handle.parse().ok())?
 }
 
 /// Whether a PV of this driver can be read only by another version of it.

@@ -149,7 +149,9 @@ fn outer<'a>(installation: &Installation, attachment: &'a VolumeAttachment) -> O
         return None;
     }
     let name = attachment.spec.source.persistent_volume_name.as_deref()?;
-    let known = installation.storage.volumes.named(None, name).and_then(cases::id);
+    let volume = installation.storage.volumes.named(None, name);
+    // Movers attach the volume, too.
+    let known = volume.and_then(cases::handle);
     Some((
         known.map_or_else(|| name.to_owned(), |id| id.name.to_string()),
         &attachment.spec.node_name,

@@ -156,6 +156,21 @@ fn moves_are_reported_if_movers_are_not_enabled() {
     }
 }
 
+#[test]
+fn the_attachment_of_a_mover_is_not_stray() {
+    let mut moving = installation();
+    let movers = json!({
+        "metadata": {"name": "move-target", "labels": {mark::MOVE: "29e01d9f-40e2-4019-9cfb-7eadb0d418e5"}},
+        "spec": {"csi": {"driver": "storage.liqo.io", "volumeHandle": format!("v2:home:pvc-{UID}:1")}},
+    });
+    moving.storage.volumes = listing([volume(), real(), movers]);
+    moving.attachments = listing([
+        attachment("csi-2", "storage.liqo.io", "move-target", false),
+        attachment("liqo-2", "real.example", "pvc-other", true),
+    ]);
+    assert_eq!(examine(&moving), []);
+}
+
 /// A volume in the cluster milan, whose twin has not met its pod.
 fn remote_claim(it: &mut Installation) {
     it.storage.claims = claim_with(|it| {
