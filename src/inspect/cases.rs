@@ -7,7 +7,10 @@ use kube::ResourceExt;
 
 use super::Storage;
 pub(super) use crate::cluster::facts::claim_class as class_name;
-use crate::volume::{DRIVER_NAME, Epoch, Marks, VolumeId, VolumeIdError, VolumeName, mark};
+use crate::{
+    cluster::facts,
+    volume::{ClaimName, DRIVER_NAME, Epoch, Marks, VolumeId, VolumeIdError, VolumeName, mark},
+};
 
 const PROVISIONERS: [&str; 2] = [
     "volume.kubernetes.io/storage-provisioner",
@@ -50,7 +53,8 @@ pub(super) fn cases(storage: &Storage) -> BTreeMap<String, Case<'_>> {
             cases.entry(volume.name_any()).or_default().volume = Some(volume);
         }
     }
-    for claim in storage.claims.iter().filter(|claim| is_ours(claim, storage)) {
+    let ours = storage.claims.iter().filter(|claim| is_ours(claim, storage));
+    for claim in ours.filter(|claim| claim_instead(claim, storage).is_none()) {
         cases.entry(name_for(claim, storage)).or_default().claim = Some(claim);
     }
     for twin in &storage.twins {
@@ -71,6 +75,30 @@ pub(super) fn cases(storage: &Storage) -> BTreeMap<String, Case<'_>> {
         }
     }
     cases
+}
+
+/// The claims that name the PV of another claim: two claims cannot share it, so each is alone.
+pub(super) fn without_volume(storage: &Storage) -> Vec<(String, Case<'_>)> {
+    let ours = storage.claims.iter().filter(|claim| is_ours(claim, storage));
+    let alone = ours.filter(|claim| claim_instead(claim, storage).is_some());
+    alone
+        .map(|claim| {
+            let case = Case {
+                claim: Some(claim),
+                ..Case::default()
+            };
+            (requested_for(claim), case)
+        })
+        .collect()
+}
+
+/// The claim that the PV of this claim names, if that is another one.
+pub(super) fn claim_instead(claim: &PersistentVolumeClaim, storage: &Storage) -> Option<ClaimName> {
+    let volume = volume_of(claim, storage)?;
+    let named = facts::claim_name(volume.spec.as_ref()?.claim_ref.as_ref()?);
+    let is_it = Some(&named.namespace) == claim.metadata.namespace.as_ref()
+        && Some(&named.name) == claim.metadata.name.as_ref();
+    (!is_it).then_some(named)
 }
 
 /// Whether this driver serves the claim, or has served it.
@@ -129,10 +157,13 @@ pub(super) fn is_of_another_version(volume: &PersistentVolume) -> bool {
 }
 
 fn name_for(claim: &PersistentVolumeClaim, storage: &Storage) -> String {
-    volume_of(claim, storage).and_then(id).map_or_else(
-        || format!("pvc-{}", claim.uid().unwrap_or_default()),
-        |id| id.name.to_string(),
-    )
+    let known = volume_of(claim, storage).and_then(id);
+    known.map_or_else(|| requested_for(claim), |id| id.name.to_string())
+}
+
+/// The name of the volume that csi-provisioner requests for a claim.
+fn requested_for(claim: &PersistentVolumeClaim) -> String {
+    format!("pvc-{}", claim.uid().unwrap_or_default())
 }
 
 /// The volume, and its epoch, whose data is in a PV of the storage namespace. The name of a twin is the uid

@@ -5,7 +5,7 @@ use kube::ResourceExt;
 
 use super::{
     Storage,
-    cases::{Case, class_name, id, is_of_another_version, volume_name, volume_of},
+    cases::{Case, claim_instead, class_name, id, is_of_another_version, volume_name, volume_of},
     consumers::{consumer, why_unscheduled},
     events,
     leftovers::{of_leftover, of_twin, of_volume, unfinished_transfer},
@@ -59,6 +59,18 @@ fn of_claim(claim: &PersistentVolumeClaim, case: &Case<'_>, storage: &Storage) -
             State::Twin(Diagnosis::Moving),
             "its volume is being moved; until the move ends, the claim has the phase Lost",
             "Do not change the claim or its PV: nothing is lost.",
+        );
+    }
+    if let Some(other) = claim_instead(claim, storage) {
+        let state = match phase(claim) {
+            "Lost" | "Bound" => State::Lost,
+            _ => State::Pending,
+        };
+        let name = volume_name(claim).unwrap_or("?");
+        return Health::new(
+            state,
+            format!("its PV {name} belongs to the claim {other}"),
+            "Only one claim can have the PV: delete this one if it is not needed.",
         );
     }
     match phase(claim) {

@@ -1,14 +1,12 @@
 //! The rows of `liqo-csi volumes`: one for each volume of this driver.
 
-use std::collections::BTreeMap;
-
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
 use serde::Serialize;
 
 use super::{
     Scope, State, Storage,
-    cases::{Case, cases, class_name, class_of, volume_name},
+    cases::{Case, cases, class_name, class_of, volume_name, without_volume},
     consumers::consumer,
     gravity::gravity,
     health::health,
@@ -58,11 +56,10 @@ pub(crate) struct Row {
 
 /// The volumes of this driver: those with a claim first, by its name.
 pub(crate) fn rows(storage: &Storage, scope: &Scope) -> Vec<Row> {
-    let cases: BTreeMap<String, Case<'_>> = cases(storage);
-    let mut rows: Vec<Row> = cases
-        .iter()
+    let all = cases(storage).into_iter().chain(without_volume(storage));
+    let mut rows: Vec<Row> = all
         .filter(|(_, case)| is_in(case, scope))
-        .map(|(name, case)| row(name, case, storage))
+        .map(|(name, case)| row(&name, &case, storage))
         .collect();
     rows.sort_by(|a, b| {
         let key = |row: &Row| (row.claim.is_none(), row.claim.clone(), row.volume.clone());

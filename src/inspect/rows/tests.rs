@@ -6,7 +6,7 @@ use super::*;
 use crate::{
     inspect::{
         Listing, Storage,
-        fixtures::{UID, claim_with, listing, node, real, storage, twin, twin_with, volume},
+        fixtures::{UID, claim, claim_with, listing, node, real, storage, twin, twin_with, volume},
     },
     placement::Diagnosis,
     volume::mark,
@@ -382,6 +382,31 @@ fn every_state_is_derived_from_the_objects() {
         assert_eq!(row.state, *state, "{name}: {row:#?}");
         assert!(row.message.contains(word), "{name}: {}", row.message);
     }
+}
+
+#[test]
+fn a_second_claim_for_a_volume_does_not_hide_the_first() {
+    let mut storage = storage();
+    let mut second = claim();
+    second["metadata"]["namespace"] = "zoo".into();
+    second["metadata"]["uid"] = "1c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111".into();
+    second["status"]["phase"] = "Pending".into();
+    storage.claims = listing([claim(), second.clone()]);
+    let [first, other] = rows(&storage, &Scope::All).try_into().unwrap();
+    assert_eq!((first.state, other.state), (State::Bound, State::Pending));
+    assert!(first.twin.is_some() && other.twin.is_none());
+    assert!(
+        other.message.ends_with("belongs to the claim shop/data"),
+        "{}",
+        other.message
+    );
+
+    // The PV was given to the second claim.
+    second["status"]["phase"] = "Bound".into();
+    storage.claims = listing([claim(), second]);
+    storage.volumes = volumes(|outer, _| outer["spec"]["claimRef"]["namespace"] = "zoo".into());
+    let [first, other] = rows(&storage, &Scope::All).try_into().unwrap();
+    assert_eq!((first.state, other.state), (State::Lost, State::Bound));
 }
 
 /// The PV of a remote volume, and nothing else.
