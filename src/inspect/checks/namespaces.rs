@@ -45,9 +45,16 @@ pub(super) fn quotas_on_twins(installation: &Installation) -> Vec<Finding> {
         .quotas
         .iter()
         .filter(|quota| quota.namespace().is_some() && quota.namespace() == installation.storage.namespace);
+    let pairs = pairs(installation);
     let mut findings = Vec::new();
     for quota in here {
         for (key, hard, used) in on_storage(quota) {
+            let class = key.split_once(PER_CLASS).map(|(class, _)| class);
+            // No twin has this class; administrators set such quotas to 0.
+            if class.is_some_and(|class| !pairs.iter().any(|(_, real)| real.name_any() == class)) {
+                continue;
+            }
+            let of_class = class.map_or_else(String::new, |class| format!(" of the class {class}"));
             let title = format!("ResourceQuota {}", full_name(quota));
             let problem = format!(
                 "{key} of the volumes of all users together: {} of {} are used",
@@ -58,7 +65,7 @@ pub(super) fn quotas_on_twins(installation: &Installation) -> Vec<Finding> {
             if full {
                 findings.push(Finding::error(
                     title,
-                    format!("{problem}, so no more twins can be created."),
+                    format!("{problem}, so no more twins{of_class} can be created."),
                     fix,
                 ));
             } else if share(used, hard) >= NEARLY_FULL {
@@ -90,13 +97,21 @@ pub(super) fn quotas_that_do_not_apply(installation: &Installation) -> Vec<Findi
             .namespace()
             .is_some_and(|it| it != *of_twins && users.contains(&it))
     };
+    let is_limited = |namespace: Option<String>, by: &str| {
+        let mut there = installation
+            .quotas
+            .iter()
+            .filter(|it| it.namespace() == namespace);
+        there.any(|quota| on_storage(quota).any(|(key, ..)| key == by))
+    };
     for quota in installation.quotas.iter().filter(elsewhere) {
         for (key, ..) in on_storage(quota) {
             let Some((class, _)) = key.split_once(PER_CLASS) else {
                 continue;
             };
-            if let Some((ours, _)) = pairs.iter().find(|(_, real)| real.name_any() == class) {
-                let instead = key.replacen(class, &ours.name_any(), 1);
+            let behind = pairs.iter().filter(|(_, real)| real.name_any() == class);
+            let mut instead = behind.map(|(ours, _)| (ours, key.replacen(class, &ours.name_any(), 1)));
+            if let Some((ours, instead)) = instead.find(|(_, by)| !is_limited(quota.namespace(), by)) {
                 findings.push(Finding::note(
                     format!("ResourceQuota {}", full_name(quota)),
                     format!("{key} does not count volumes of class {}, whose twins of class {class} are in the namespace {of_twins}.", ours.name_any()),

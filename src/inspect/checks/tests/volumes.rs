@@ -60,6 +60,32 @@ fn namespaces_and_quotas_are_checked() {
     ]);
 }
 
+#[test]
+fn quotas_that_limit_no_twin_or_what_they_should_are_fine() {
+    let quota = |namespace: &str, hard: &[(&str, &str)]| {
+        let hard: serde_json::Map<String, Value> = hard
+            .iter()
+            .map(|(key, most)| ((*key).to_owned(), (*most).into()))
+            .collect();
+        json!({"metadata": {"namespace": namespace, "name": "q"}, "status": {"hard": hard, "used": hard}})
+    };
+    let of = |class: &str| format!("{class}.storageclass.storage.k8s.io/requests.storage");
+    let mut installation = installation();
+    installation.quotas = listing([
+        quota("liqo-storage", &[(&of("liqo"), "0")]),
+        quota("shop", &[(&of("liqo"), "1Gi"), (&of("fast"), "1Gi")]),
+    ]);
+    assert_eq!(examine(&installation), []);
+
+    installation.quotas = listing([quota("liqo-storage", &[(&of("fast"), "0")])]);
+    let [full] = examine(&installation).try_into().unwrap();
+    assert!(
+        full.problem.contains("no more twins of the class fast"),
+        "{}",
+        full.problem
+    );
+}
+
 const RECORD: &str = r#"{"version":1,"class":"liqo","policy":"Delete","claim":{"namespace":"shop","namespaceUid":"n","name":"old","uid":"u","spec":{}}}"#;
 
 /// A PV that is being imported, with these annotations.
