@@ -213,7 +213,6 @@ pub(super) fn installation() -> Installation {
             "spec": {"selector": {}, "template": {}},
             "status": {"desiredNumberScheduled": 2, "numberReady": 2, "currentNumberScheduled": 2, "numberMisscheduled": 0},
         })]),
-        missing_rights: Some(Vec::new()),
         ..Installation::default()
     }
 }

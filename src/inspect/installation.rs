@@ -4,7 +4,9 @@ use futures::future::join_all;
 use jiff::Timestamp;
 use k8s_openapi::api::{
     apps::v1::DaemonSet,
-    authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec},
+    authorization::v1::{
+        ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec, SubjectAccessReviewStatus,
+    },
     core::v1::{Event, Namespace, Pod, ResourceQuota},
     storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, VolumeAttachment, VolumeAttributesClass},
 };
@@ -12,7 +14,7 @@ use k8s_openapi::api::{
 use super::{
     Listing, Scope, Setup, Snapshots, Storage,
     checks::rights::{self, Right},
-    listing::NO_NAMESPACE,
+    listing::{NO_NAMESPACE, reason},
     offloading::Offloading,
     setup,
 };
@@ -57,8 +59,10 @@ pub(crate) struct Installation {
     pub(super) snapshots: Snapshots,
     /// Offloaded namespaces, and the fabric.
     pub(super) offloading: Offloading,
-    /// The rights that the controller lacks; `None` if that is unknown.
-    pub(super) missing_rights: Option<Vec<Right>>,
+    /// The rights that the controller lacks, as far as that is known.
+    pub(super) missing_rights: Vec<Right>,
+    /// Why other rights are unknown.
+    pub(super) unknown_rights: Option<String>,
 }
 
 impl Installation {
@@ -81,7 +85,7 @@ impl Installation {
             Listing::all(cluster),
             Listing::all(cluster),
         );
-        let (node_plugins, pods, storage_pods, failures, attributes_classes, missing_rights) = tokio::join!(
+        let (node_plugins, pods, storage_pods, failures, attributes_classes, rights) = tokio::join!(
             Listing::ask(&daemon_sets, Some(setup::LABELS), None),
             Listing::ask(&pods, Some(setup::LABELS), None),
             Listing::with_twins(cluster, namespace, None, None),
@@ -111,7 +115,8 @@ impl Installation {
             orphaned_volumes,
             snapshots,
             offloading,
-            missing_rights,
+            missing_rights: rights.0,
+            unknown_rights: rights.1,
         }
     }
 
@@ -149,9 +154,8 @@ impl Installation {
                 .into_iter()
                 .filter_map(|(what, why)| why.map(|why| format!("{what}: {why}"))),
         );
-        if self.missing_rights.is_none() && self.setup.service_account().is_some() {
-            unknown.push("the rights of the controller: you may not create subjectaccessreviews".to_owned());
-        }
+        let rights = self.unknown_rights.iter();
+        unknown.extend(rights.map(|why| format!("the rights of the controller: {why}")));
         unknown
     }
 }
@@ -185,20 +189,42 @@ async fn attributes_classes(cluster: &Cluster) -> Listing<VolumeAttributesClass>
     Listing::of_installed(cluster.all().select(None, None).await)
 }
 
-/// Asks the API server which rights the controller's service account lacks.
-async fn missing_rights(cluster: &Cluster, setup: &Setup, twins: Option<&str>) -> Option<Vec<Right>> {
-    let (namespace, account) = setup.service_account()?;
+/// Asks the API server which rights the controller's service account lacks; and why others are unknown.
+async fn missing_rights(
+    cluster: &Cluster,
+    setup: &Setup,
+    twins: Option<&str>,
+) -> (Vec<Right>, Option<String>) {
+    let Some(((namespace, account), twins)) = setup.service_account().zip(twins) else {
+        return (Vec::new(), None);
+    };
     let user = format!("system:serviceaccount:{namespace}:{account}");
-    let needed = rights::needed(&namespace, twins?);
+    let needed = rights::needed(&namespace, twins);
     let reviews = cluster.all::<SubjectAccessReview>();
     let asked = needed.iter().map(async |right| {
-        let review = review(&user, &namespace, right);
-        let answer = reviews.create(&review).await.ok().flatten()?;
-        Some(answer.status?.allowed)
+        let answer = reviews.create(&review(&user, &namespace, right)).await;
+        let answer = answer.map_err(|error| reason(&error))?;
+        is_allowed(answer.and_then(|it| it.status))
     });
-    let answers: Option<Vec<bool>> = join_all(asked).await.into_iter().collect();
-    let denied = needed.iter().zip(answers?).filter(|(_, allowed)| !allowed);
-    Some(denied.map(|(right, _)| right.clone()).collect())
+    let (mut missing, mut unknown) = (Vec::new(), None);
+    for (right, allowed) in needed.iter().zip(join_all(asked).await) {
+        match allowed {
+            Ok(true) => {}
+            Ok(false) => missing.push(right.clone()),
+            Err(why) => unknown = Some(why),
+        }
+    }
+    (missing, unknown)
+}
+
+/// Whether an account has a right, or why the API server does not know.
+fn is_allowed(answer: Option<SubjectAccessReviewStatus>) -> Result<bool, String> {
+    let answer = answer.ok_or("the API server did not answer a SubjectAccessReview")?;
+    let failure = answer.evaluation_error.filter(|error| !error.is_empty());
+    match failure {
+        Some(why) if !answer.allowed && answer.denied != Some(true) => Err(why),
+        _ => Ok(answer.allowed),
+    }
 }
 
 fn review(user: &str, namespace: &str, right: &Right) -> SubjectAccessReview {
@@ -206,6 +232,10 @@ fn review(user: &str, namespace: &str, right: &Right) -> SubjectAccessReview {
         .map(str::to_owned)
         .into_iter();
     let own = format!("system:serviceaccounts:{namespace}");
+    let (resource, subresource) = match right.resource.split_once('/') {
+        Some((resource, subresource)) => (resource, Some(subresource.to_owned())),
+        None => (right.resource, None),
+    };
     SubjectAccessReview {
         spec: SubjectAccessReviewSpec {
             user: Some(user.to_owned()),
@@ -213,12 +243,32 @@ fn review(user: &str, namespace: &str, right: &Right) -> SubjectAccessReview {
             resource_attributes: Some(ResourceAttributes {
                 verb: Some(right.verb.to_owned()),
                 group: Some(right.group.to_owned()),
-                resource: Some(right.resource.to_owned()),
+                resource: Some(resource.to_owned()),
+                subresource,
                 namespace: right.namespace.clone(),
                 ..ResourceAttributes::default()
             }),
             ..SubjectAccessReviewSpec::default()
         },
         ..SubjectAccessReview::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_right_that_cannot_be_evaluated_is_unknown() {
+        let answer = |allowed, error: Option<&str>| {
+            is_allowed(Some(SubjectAccessReviewStatus {
+                allowed,
+                evaluation_error: error.map(str::to_owned),
+                ..SubjectAccessReviewStatus::default()
+            }))
+        };
+        assert_eq!((answer(true, None), answer(false, None)), (Ok(true), Ok(false)));
+        assert_eq!(answer(true, Some("role x not found")), Ok(true));
+        assert!(answer(false, Some("role x not found")).is_err() && is_allowed(None).is_err());
     }
 }

@@ -161,7 +161,7 @@ where
 }
 
 /// The error without advice about the driver's rights: these are the rights of the user.
-fn reason(error: &ApiError) -> String {
+pub(super) fn reason(error: &ApiError) -> String {
     match &error.cause {
         Cause::Forbidden(message) => message.clone(),
         cause => cause.to_string(),

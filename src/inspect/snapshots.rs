@@ -71,6 +71,7 @@ impl Snapshots {
             ("which snapshots there are", self.of_users.refusal()),
             ("which twins of snapshots there are", self.twins.refusal()),
             ("which contents of snapshots there are", self.contents.refusal()),
+            ("which classes of snapshots there are", self.classes.refusal()),
         ];
         let unknown = refusals
             .into_iter()
@@ -648,6 +649,8 @@ mod tests {
         let mut unread = all([], [], [twin("home")]);
         unread.contents = Listing::refused("no right");
         assert_eq!(only(&unread).state, SnapshotState::Unknown);
-        assert_eq!(unread.unknown().len(), 1);
+        // Without the classes, it is unknown whose a snapshot is that was not taken yet.
+        unread.classes = Listing::refused("no right");
+        assert_eq!(unread.unknown().len(), 2);
     }
 }

@@ -10,27 +10,38 @@ use super::{Finding, Installation};
 pub(in crate::inspect) struct Right {
     pub(in crate::inspect) verb: &'static str,
     pub(in crate::inspect) group: &'static str,
+    /// With its subresource, if any: `pods/eviction`.
     pub(in crate::inspect) resource: &'static str,
     /// The whole cluster, if none.
     pub(in crate::inspect) namespace: Option<String>,
 }
 
+const OWN: &str = "storage.liqo.io";
 const STORAGE: &str = "storage.k8s.io";
 const SNAPSHOTS: &str = "snapshot.storage.k8s.io";
 
-/// The rights that the driver itself needs, without those of its sidecars.
+/// The rights that the driver itself needs with any values of the chart, without those of its sidecars.
 pub(in crate::inspect) fn needed(own: &str, twins: &str) -> Vec<Right> {
     let everywhere: &[(&str, &str, &[&str])] = &[
+        ("", "namespaces", &["get"]),
         ("", "persistentvolumeclaims", &["get", "list", "watch", "patch"]),
+        ("", "persistentvolumeclaims/status", &["patch"]),
         ("", "persistentvolumes", &["get", "list", "watch", "patch"]),
-        ("", "nodes", &["get", "list", "watch"]),
-        ("", "pods", &["list", "watch"]),
+        ("", "nodes", &["get", "list", "watch", "patch"]),
+        ("", "pods", &["get", "list", "watch"]),
         ("", "events", &["create", "patch"]),
-        (STORAGE, "csinodes", &["get", "list", "watch"]),
+        (OWN, "volumemoves", &["get", "list", "watch"]),
+        (
+            OWN,
+            "remoteclusters",
+            &["get", "list", "watch", "create", "patch", "delete"],
+        ),
+        (OWN, "remoteclusters/status", &["patch"]),
+        (STORAGE, "csinodes", &["get", "list", "watch", "create", "patch"]),
         (STORAGE, "storageclasses", &["get", "list", "watch"]),
         (STORAGE, "csidrivers", &["get", "list", "watch"]),
-        (STORAGE, "volumeattributesclasses", &["get"]),
-        (STORAGE, "csistoragecapacities", &["list", "watch"]),
+        (STORAGE, "volumeattributesclasses", &["get", "list", "watch"]),
+        (STORAGE, "csistoragecapacities", &["get", "list", "watch"]),
         (
             STORAGE,
             "volumeattachments",
@@ -51,9 +62,11 @@ pub(in crate::inspect) fn needed(own: &str, twins: &str) -> Vec<Right> {
             "volumesnapshots",
             &["get", "list", "watch", "create", "delete"],
         ),
+        ("", "events", &["list"]),
     ];
     let at_home: &[(&str, &str, &[&str])] = &[
         ("coordination.k8s.io", "leases", &["get", "create", "update"]),
+        ("", "secrets", &["get", "list", "watch"]),
         (STORAGE, "csistoragecapacities", &["create", "patch", "delete"]),
     ];
     let spread = |table: &[(&'static str, &'static str, &[&'static str])], namespace: Option<&str>| {
@@ -82,7 +95,7 @@ pub(super) fn controller(installation: &Installation) -> Vec<Finding> {
         return Vec::new();
     };
     let mut missing = BTreeMap::<(String, String), Vec<&str>>::new();
-    for right in installation.missing_rights.iter().flatten() {
+    for right in &installation.missing_rights {
         let group = if right.group.is_empty() {
             String::new()
         } else {
