@@ -9,8 +9,8 @@ use crate::{
     inspect::Installation,
 };
 
-/// A renewal may be delayed by this much.
-const RENEWAL_OVERDUE_AFTER: SignedDuration = SignedDuration::from_hours(1);
+/// A renewal may be delayed by this much, or by a third of the rest of the token's life.
+const LONGEST_DELAY: SignedDuration = SignedDuration::from_hours(1);
 /// Enough time for an administrator to create another token.
 const SOON: SignedDuration = SignedDuration::from_hours(7 * 24);
 
@@ -47,7 +47,7 @@ fn of_cluster(cluster: &RemoteCluster, now: Timestamp) -> Option<Finding> {
     }
     let expires = expires?;
     match renews {
-        Some(renews) if now.duration_since(renews) > RENEWAL_OVERDUE_AFTER => Some(Finding::warning(
+        Some(renews) if is_overdue(renews, expires, now) => Some(Finding::warning(
             object,
             format!(
                 "The token with which the driver reaches the cluster was not renewed in time; it expires at {text}. The log of the \
@@ -65,4 +65,9 @@ fn of_cluster(cluster: &RemoteCluster, now: Timestamp) -> Option<Finding> {
         )),
         _ => None,
     }
+}
+
+fn is_overdue(renews: Timestamp, expires: Timestamp, now: Timestamp) -> bool {
+    let rest = expires.duration_since(renews);
+    now.duration_since(renews) > LONGEST_DELAY.min(rest / 3)
 }

@@ -57,6 +57,13 @@ fn tokens_that_end_are_named_with_the_way_out() {
             Severity::Warning,
             "not renewed in time",
         ),
+        // A token of half an hour.
+        (
+            "2026-01-01T12:12:00Z",
+            Some("2026-01-01T11:52:00Z"),
+            Severity::Warning,
+            "not renewed in time",
+        ),
         ("2026-01-03T12:00:00Z", None, Severity::Warning, "cannot renew"),
     ] {
         let [finding] = found(expires, renews).try_into().unwrap();
