@@ -107,21 +107,25 @@ fn planned_node(name: &str, labels: &Labels) -> Node {
     }
 }
 
-/// Whether the `DaemonSet` controller would create the pod on a node.
-fn runs_on(pod: &PodSpec, at: &Virtual) -> bool {
-    let has = |(key, value): (&String, &String)| at.node.labels.get(key) == Some(value);
+/// Whether the node selector and the affinity of a pod admit a node.
+pub(super) fn is_meant_for(pod: &PodSpec, node: &Node) -> bool {
+    let has = |(key, value): (&String, &String)| node.labels.get(key) == Some(value);
     let is_selected = pod.node_selector.iter().flatten().all(has);
     let required = pod
         .affinity
         .as_ref()
         .and_then(|it| it.node_affinity.as_ref())
         .and_then(|it| it.required_during_scheduling_ignored_during_execution.as_ref());
-    let is_admitted = required.is_none_or(|it| facts::node_selector(it).admits(&at.node));
+    is_selected && required.is_none_or(|it| facts::node_selector(it).admits(node))
+}
+
+/// Whether the `DaemonSet` controller would create the pod on a node.
+fn runs_on(pod: &PodSpec, at: &Virtual) -> bool {
     let tolerated = |taint: &(String, String, String)| {
         let mut tolerations = pod.tolerations.iter().flatten();
         taint.2 == "PreferNoSchedule" || tolerations.any(|it| tolerates(it, taint))
     };
-    is_selected && is_admitted && at.taints.iter().all(tolerated)
+    is_meant_for(pod, &at.node) && at.taints.iter().all(tolerated)
 }
 
 fn tolerates(toleration: &Toleration, (key, value, effect): &(String, String, String)) -> bool {

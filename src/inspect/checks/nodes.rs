@@ -8,6 +8,7 @@ use kube::ResourceExt;
 use super::{
     Finding, Installation,
     classes::{ours, pairs, title},
+    daemons::is_meant_for,
 };
 use crate::{
     cluster::facts,
@@ -39,8 +40,36 @@ pub(super) fn registration(installation: &Installation) -> Vec<Finding> {
         return Vec::new();
     }
     let real = installation.storage.nodes.iter().filter(|node| !is_virtual(node));
-    real.filter_map(|node| unregistered(installation, node).or_else(|| mislabelled(installation, node)))
-        .collect()
+    let (left_out, others): (Vec<&Node>, Vec<&Node>) = real.partition(|node| is_left_out(installation, node));
+    let of_others = others
+        .into_iter()
+        .filter_map(|node| unregistered(installation, node).or_else(|| mislabelled(installation, node)));
+    of_others.chain(without_plugin(&left_out)).collect()
+}
+
+/// Whether the chart keeps the node plugin off the node, as on Windows and on Fargate.
+fn is_left_out(installation: &Installation, node: &Node) -> bool {
+    let plugins = installation.node_plugins.iter();
+    let mut pods = plugins
+        .filter_map(|set| set.spec.as_ref()?.template.spec.as_ref())
+        .peekable();
+    pods.peek().is_some()
+        && !pods.any(|pod| is_meant_for(pod, node))
+        && !serves(installation.csi_nodes.named(None, &node.name), DRIVER_NAME)
+}
+
+fn without_plugin(nodes: &[&Node]) -> Option<Finding> {
+    let names: Vec<&str> = nodes.iter().map(|node| node.name.as_str()).collect();
+    (!names.is_empty()).then(|| {
+        Finding::note(
+            format!("Driver {DRIVER_NAME}"),
+            format!(
+                "The node plugin leaves out {}: pods there have no volumes of this driver.",
+                list(&names)
+            ),
+            "If they should: see the chart's values node.nodeSelector and virtualNodes.",
+        )
+    })
 }
 
 fn unregistered(installation: &Installation, node: &Node) -> Option<Finding> {

@@ -93,6 +93,21 @@ fn nodes_are_checked() {
     ]);
 }
 
+#[test]
+fn nodes_that_the_node_plugin_leaves_out_are_one_note() {
+    let mut installation = installation();
+    let mut set: Value = serde_json::to_value(installation.node_plugins.iter().next().unwrap()).unwrap();
+    set["spec"]["template"]["spec"] = json!({
+        "containers": [], "nodeSelector": {"topology.storage.liqo.io/node": "one"},
+    });
+    installation.node_plugins = listing([set]);
+    assert_eq!(examine(&installation), []);
+    installation.csi_nodes = listing([csi_node("one", &["storage.liqo.io", "real.example"])]);
+    let [note] = examine(&installation).try_into().unwrap();
+    assert_eq!(note.severity, N);
+    assert!(note.problem.contains("leaves out node two"), "{}", note.problem);
+}
+
 /// Otherwise doctor reports a right as missing that no chart grants.
 #[test]
 fn the_chart_grants_the_rights_that_are_checked() {
