@@ -127,11 +127,12 @@ impl Setup {
 /// The arguments of a sidecar in this Deployment.
 pub(super) fn sidecar<'a>(deployment: &'a Deployment, image: &str) -> Option<Flags<'a>> {
     let is_it = |container: &&Container| {
-        container.name == image
-            || container
-                .image
-                .as_ref()
-                .is_some_and(|it| it.contains(&format!("/{image}:")))
+        let named = |it: &String| {
+            [':', '@']
+                .iter()
+                .any(|end| it.contains(&format!("/{image}{end}")))
+        };
+        container.name == image || container.image.as_ref().is_some_and(named)
     };
     let container = pod_spec(deployment)?.containers.iter().find(is_it)?;
     Some(Flags(arguments(container).collect()))
@@ -175,7 +176,7 @@ impl Flags<'_> {
     /// Whether a boolean flag is set.
     pub(super) fn on(&self, name: &str) -> bool {
         self.get(name)
-            .is_some_and(|value| !matches!(value, "false" | "0" | "f"))
+            .is_some_and(|value| !matches!(value.to_lowercase().as_str(), "false" | "0" | "f"))
     }
 }
 
@@ -184,10 +185,25 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_sidecar_is_found_by_its_image() {
+        for image in [
+            "registry.example/csi-attacher:v4",
+            "registry.example/csi-attacher@sha256:0",
+        ] {
+            let deployment = serde_json::from_value(serde_json::json!({
+                "metadata": {}, "spec": {"selector": {}, "template": {"spec": {
+                    "containers": [{"name": "attacher", "image": image}],
+                }}},
+            }));
+            assert!(sidecar(&deployment.unwrap(), "csi-attacher").is_some(), "{image}");
+        }
+    }
+
+    #[test]
     fn flags_are_parsed_as_by_go() {
         let flags = Flags(vec![
             "--a",
-            "--b=false",
+            "--b=False",
             "-c=3",
             "--timeout",
             "60s",
