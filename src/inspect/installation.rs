@@ -76,14 +76,17 @@ impl Installation {
         let ours = format!("{}={}", mark::MANAGED_BY, mark::MANAGED_BY_US);
         let capacities = cluster.all::<CSIStorageCapacity>();
         let (daemon_sets, pods) = (cluster.all::<DaemonSet>(), cluster.all::<Pod>());
-        let (storage, of_twins, drivers, csi_nodes, capacities, attachments, quotas) = tokio::join!(
+        let (storage, of_twins, drivers, attachments, quotas) = tokio::join!(
             Storage::read(cluster, &Scope::All, namespace, id),
             twins_namespace(cluster, namespace),
             Listing::all(cluster),
             Listing::all(cluster),
+            Listing::all(cluster),
+        );
+        // After the nodes, which storage has.
+        let (csi_nodes, capacities) = tokio::join!(
+            Listing::all(cluster),
             Listing::ask(&capacities, Some(&ours), None),
-            Listing::all(cluster),
-            Listing::all(cluster),
         );
         let (node_plugins, pods, storage_pods, failures, attributes_classes, rights) = tokio::join!(
             Listing::ask(&daemon_sets, Some(setup::LABELS), None),

@@ -44,11 +44,12 @@ impl Snapshots {
             Scope::All => cluster.all::<VolumeSnapshot>(),
             Scope::Namespace(namespace) => cluster.within(namespace),
         };
-        let (contents, classes) = (cluster.all(), cluster.all());
-        let (snapshots, twins, contents, classes) = tokio::join!(
+        let classes = cluster.all();
+        // A content names the snapshot and the twin, which existed before it was taken.
+        let contents = cluster.all().select(None, None).await;
+        let (snapshots, twins, classes) = tokio::join!(
             taken.select(None, None),
             Listing::with_twins(cluster, storage_namespace, Some(&ours), None),
-            contents.select(None, None),
             classes.select(None, None),
         );
         let (marked, of_users) = Listing::of_installed(snapshots).partition(is_twin);

@@ -61,11 +61,12 @@ impl Storage {
         namespace: Option<&str>,
         home: Option<ClusterId>,
     ) -> Self {
-        let (classes, volumes, (nodes, unschedulable), (claims, twins), events) = tokio::join!(
+        // What an object refers to exists before it: it is listed later, or it would seem to be gone.
+        let (claims, twins) = claims(cluster, scope, namespace).await;
+        let volumes = Listing::<PersistentVolume>::all(cluster).await;
+        let (classes, (nodes, unschedulable), events) = tokio::join!(
             Listing::<StorageClass>::all(cluster),
-            Listing::<PersistentVolume>::all(cluster),
             nodes(cluster),
-            claims(cluster, scope, namespace),
             events(cluster, scope, namespace),
         );
         let mut storage = Self {
@@ -153,12 +154,9 @@ async fn claims(
     let claims = match scope {
         Scope::All => Listing::all(cluster).await,
         Scope::Namespace(namespace) => {
-            let users = cluster.within(namespace);
+            let users = Listing::ask(&cluster.within(namespace), None, None).await;
             let marked = format!("{}={}", mark::MANAGED_BY, mark::MANAGED_BY_US);
-            let (users, twins) = tokio::join!(
-                Listing::ask(&users, None, None),
-                Listing::with_twins(cluster, storage_namespace, Some(&marked), None)
-            );
+            let twins = Listing::with_twins(cluster, storage_namespace, Some(&marked), None).await;
             return (users.partition(facts::is_twin).1, twins);
         }
     };

@@ -107,3 +107,40 @@ async fn without_the_deployment_no_twin_counts_as_gone() {
         assert_eq!(row.state, State::Bound, "{row:#?}");
     }
 }
+
+/// A volume that is created meanwhile has objects that refer to each other.
+#[tokio::test]
+async fn what_is_created_meanwhile_does_not_count_as_gone() {
+    for scope in [Scope::All, Scope::Namespace("shop".into())] {
+        let api = api().await;
+        let cluster = api.cluster_unwatched().await;
+        let node = serde_json::json!({"metadata": {"labels": {"topology.storage.liqo.io/node": "one"}}});
+        let twin_path = format!("/api/v1/namespaces/liqo-storage/persistentvolumeclaims/{UID}");
+        let objects = [
+            ("/api/v1/nodes/one".to_owned(), node),
+            (
+                "/api/v1/namespaces/shop/persistentvolumeclaims/data".to_owned(),
+                claim(),
+            ),
+            (twin_path, twin()),
+            (format!("/api/v1/persistentvolumes/pvc-{UID}"), volume()),
+            ("/api/v1/persistentvolumes/pvc-twin".to_owned(), real()),
+        ];
+        for (path, _) in &objects {
+            api.remove(path);
+        }
+        let claims = match &scope {
+            Scope::All => "/api/v1/persistentvolumeclaims",
+            Scope::Namespace(_) => "/api/v1/namespaces/shop/persistentvolumeclaims",
+        };
+        api.before("GET", claims, move |store| {
+            for (path, object) in objects {
+                store.put(&path, object);
+            }
+        });
+        let home = home_id(&cluster).await;
+        let storage = Storage::read(&cluster, &scope, Some("liqo-storage"), home).await;
+        let [row] = rows(&storage, &scope).try_into().unwrap();
+        assert_eq!(row.state, State::Bound, "{row:#?}");
+    }
+}
