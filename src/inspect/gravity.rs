@@ -6,7 +6,7 @@ use kube::ResourceExt;
 use super::{
     Storage,
     cases::id,
-    consumers::{consumer, why_unscheduled},
+    consumers::{unscheduled, why_unscheduled},
     names::reach,
 };
 
@@ -25,8 +25,8 @@ pub(super) fn gravity(
     volume: &PersistentVolume,
     storage: &Storage,
 ) -> Option<Gravity> {
-    let pod = consumer(claim, storage)?;
-    if pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some()) || !storage.nodes.is_complete() {
+    let pod = unscheduled(claim, storage)?;
+    if !storage.nodes.is_complete() {
         return None;
     }
     let reached = reach(volume, storage);
@@ -106,7 +106,10 @@ mod tests {
             "status": {"phase": "Pending", "conditions": [
                 {"type": "PodScheduled", "status": "False", "message": "0/2 nodes are available"}]},
         });
-        storage.consumers = listing([pod]);
+        let mut scheduled = pod.clone();
+        scheduled["metadata"]["name"] = "a-0".into();
+        scheduled["spec"]["nodeName"] = "one".into();
+        storage.consumers = listing([scheduled, pod]);
         storage.unschedulable = [("one".to_owned(), "cordoned".to_owned())].into();
         let pull = gravity(&claim, &volume, &storage).unwrap();
         for part in ["web-0", "one (cordoned)", "in this cluster", "0/2 nodes"] {

@@ -87,7 +87,8 @@ fn too_large(
     largest: &BTreeMap<String, u64>,
 ) -> Option<String> {
     let (claim, class) = (row.claim.as_ref()?, row.class.as_ref()?);
-    let largest = *largest.get(class)?;
+    // Where it is 0, no node can have any volume, whatever the size: the claim's event says why.
+    let largest = *largest.get(class).filter(|bytes| **bytes > 0)?;
     let requested = facts::claim_size(claims.named(Some(&claim.namespace), &claim.name)?).requested;
     (requested > largest).then(|| {
         format!(

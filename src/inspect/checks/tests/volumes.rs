@@ -266,6 +266,22 @@ fn volumes_are_checked() {
             ],
         ),
         (
+            "claim that no node can have",
+            |it| {
+                waiting_claim(it);
+                it.capacities = listing([json!({
+                    "metadata": {"name": "none", "namespace": "liqo-csi"}, "storageClassName": "liqo",
+                    "nodeTopology": {}, "capacity": "0", "maximumVolumeSize": "0",
+                })]);
+            },
+            W,
+            [
+                "PersistentVolumeClaim shop/data",
+                "web-0 waits",
+                "kubectl describe pvc",
+            ],
+        ),
+        (
             "import not complete",
             |it| import(it, &json!({mark::ADOPT_FOR: "shop/old", mark::IMPORT: RECORD})),
             W,
