@@ -10,7 +10,8 @@ use crate::{
     cluster::facts,
     inspect::cases,
     placement::{
-        BindingMode, Class, ClassError, ClassInputs, Expands, KnownClasses, choose_class, expanding, is_loop,
+        AllowedTopology, BindingMode, Class, ClassError, ClassInputs, Expands, KnownClasses, choose_class,
+        expanding, is_loop,
     },
     topology::{CLUSTER_KEY, NODE_KEY},
     volume::{ClusterId, DRIVER_NAME, Parameters},
@@ -134,7 +135,21 @@ pub(super) fn real_class(installation: &Installation) -> Vec<Finding> {
         };
         Some(Finding::error(title(class), sentence(&problem.to_string()), fix))
     };
-    ours(installation).filter_map(wrong).collect()
+    let used_here = ours(installation).filter(|class| !is_for_other_clusters(installation, class));
+    used_here.filter_map(wrong).collect()
+}
+
+/// Whether `allowedTopologies` keep the volumes of a class in other clusters, which have classes of their own.
+fn is_for_other_clusters(installation: &Installation, class: &StorageClass) -> bool {
+    let Some(home) = &installation.storage.home else {
+        return false;
+    };
+    let terms = facts::class(class).allowed_topologies;
+    let excludes_home = |term: &AllowedTopology| {
+        let mut clusters = term.0.iter().filter(|(key, _)| key == CLUSTER_KEY);
+        clusters.any(|(_, values)| !values.iter().any(|value| value == home.as_str()))
+    };
+    !terms.is_empty() && terms.iter().all(excludes_home)
 }
 
 /// There is only one default class.

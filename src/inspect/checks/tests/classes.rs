@@ -262,3 +262,19 @@ fn driver_objects_are_checked() {
         ),
     ]);
 }
+
+#[test]
+fn a_class_for_another_cluster_needs_no_real_class_here() {
+    let with_topology = |cluster: &str| {
+        let mut installation = installation();
+        class_with(&mut installation, |class| {
+            class["parameters"]["realStorageClass"] = "there".into();
+            class["allowedTopologies"] = json!([{"matchLabelExpressions": [
+                {"key": "topology.storage.liqo.io/cluster", "values": [cluster]},
+            ]}]);
+        });
+        examine(&installation)
+    };
+    assert_eq!(with_topology("milan"), []);
+    assert_eq!(with_topology("home").len(), 1);
+}
