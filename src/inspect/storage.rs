@@ -12,7 +12,7 @@ use kube::ResourceExt;
 use super::{Listing, cases, gravity};
 use crate::{
     cluster::{Cluster, facts},
-    topology::{CLUSTER_KEY, Node},
+    topology::{CLUSTER_KEY, NODE_KEY, Node},
     volume::{ClusterId, mark},
 };
 
@@ -70,7 +70,7 @@ impl Storage {
             events(cluster, scope, namespace),
         );
         let mut storage = Self {
-            home,
+            home: home.or_else(|| labelled(&nodes)),
             namespace: namespace.map(str::to_owned),
             classes,
             claims,
@@ -179,9 +179,37 @@ async fn events(cluster: &Cluster, scope: &Scope, storage_namespace: Option<&str
     }
 }
 
+/// The id of the cluster in the labels that the node plugin has set on its nodes.
+fn labelled(nodes: &Listing<Node>) -> Option<ClusterId> {
+    let real = nodes.iter().filter(|node| node.labels.contains_key(NODE_KEY));
+    let mut ids: BTreeSet<&String> = real.filter_map(|node| node.labels.get(CLUSTER_KEY)).collect();
+    let id = ids.pop_first()?;
+    ids.is_empty().then(|| id.parse().ok())?
+}
+
 /// The id of a cluster whose driver has no flag with another one: the uid of the namespace kube-system. `None` if
 /// that cannot be read.
 pub(crate) async fn home_id(cluster: &Cluster) -> Option<ClusterId> {
     let namespace = cluster.all::<Namespace>().get(KUBE_SYSTEM).await.ok().flatten()?;
     namespace.metadata.uid?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::inspect::fixtures::storage;
+
+    #[test]
+    fn the_nodes_show_the_id_of_their_cluster() {
+        let nodes = storage().nodes;
+        assert_eq!(labelled(&nodes), storage().home);
+        let mut first = true;
+        let other = nodes.map(|mut node| {
+            if std::mem::take(&mut first) {
+                node.labels.insert(CLUSTER_KEY.to_owned(), "other".to_owned());
+            }
+            node
+        });
+        assert_eq!(labelled(&other), None);
+    }
 }
