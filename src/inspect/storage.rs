@@ -85,16 +85,14 @@ impl Storage {
         storage
     }
 
-    /// Whether these include all nodes of this cluster but virtual ones.
+    /// Whether these nodes, which are some of its own, include all of this cluster but virtual ones.
     pub(crate) fn is_everywhere(&self, nodes: &[&Node]) -> bool {
         let Some(home) = &self.home else {
             return false;
         };
         let at_home = |node: &&Node| node.labels.get(CLUSTER_KEY).map(String::as_str) == Some(home.as_str());
-        self.nodes
-            .iter()
-            .filter(at_home)
-            .all(|node| nodes.contains(&node))
+        let all = self.nodes.iter().filter(at_home).count();
+        all > 0 && nodes.iter().copied().filter(at_home).count() == all
     }
 
     /// What could not be read, and why.

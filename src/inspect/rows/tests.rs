@@ -496,6 +496,17 @@ fn all_nodes_of_the_cluster_are_written_as_a_star() {
 }
 
 #[test]
+fn a_remote_volume_names_its_nodes_if_none_of_this_cluster_has_the_node_plugin() {
+    let mut storage = storage();
+    elsewhere(&mut storage);
+    storage.nodes = storage.nodes.map(|mut node| {
+        node.labels.remove(CLUSTER_KEY);
+        node
+    });
+    assert_eq!(one(&storage).nodes, Some(vec!["one".to_owned()]));
+}
+
+#[test]
 fn leftovers_belong_to_the_namespace_of_their_claim() {
     let mut storage = storage();
     storage.claims = Listing::default();
