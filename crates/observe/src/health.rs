@@ -98,9 +98,14 @@ impl Health {
             .with_state(self)
     }
 
-    /// Serves until `stop`.
+    /// Serves until `stop`, and cancels it if that is not possible.
     pub async fn serve(self, address: SocketAddr, stop: CancellationToken) -> io::Result<()> {
-        let listener = listen(address).await?;
+        // Without the endpoints kubelet restarts the process again and again, and nothing says why.
+        let _cancels = stop.clone().drop_guard();
+        let listener = listen(address).await.map_err(|error| {
+            let why = format!("health and metrics cannot be served at {address}: {error}");
+            io::Error::new(error.kind(), why)
+        })?;
         tracing::info!(address = %listener.local_addr()?, "serving health and metrics");
         axum::serve(listener, self.router())
             .with_graceful_shutdown(stop.cancelled_owned())
@@ -181,6 +186,21 @@ mod tests {
         }
         let taken = listen(SocketAddr::from((Ipv6Addr::UNSPECIFIED, port))).await;
         assert_eq!(taken.unwrap_err().kind(), io::ErrorKind::AddrInUse);
+    }
+
+    #[tokio::test]
+    async fn a_process_whose_port_is_taken_ends() {
+        let listener = listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let health = Health::new(
+            Metrics::new("test", |_| {}),
+            || Box::pin(async { Ok(()) }),
+            || Box::pin(async { Ok(()) }),
+        );
+        let stop = CancellationToken::new();
+        let why = health.serve(address, stop.clone()).await.unwrap_err();
+        assert!(why.to_string().contains(&address.to_string()), "{why}");
+        assert!(stop.is_cancelled());
     }
 
     #[tokio::test(start_paused = true)]
