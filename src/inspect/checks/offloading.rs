@@ -53,8 +53,32 @@ pub(super) fn carried_out(installation: &Installation) -> Vec<Finding> {
                 format!("See its pods and their logs: {}", logs(offloading)),
             )]
         }
+        // It is active, unless that is unknown.
+        None if offloading.fabrics.is_complete() && offloading.leases.is_complete() => {
+            let all = offloading.asked.iter();
+            all.filter_map(|object| unprocessed(object, offloading, installation.now))
+                .collect()
+        }
         None => Vec::new(),
     }
+}
+
+/// An object that the fabric does not process, for example because a webhook refuses its status.
+fn unprocessed(object: &NamespaceOffloading, offloading: &Offloading, now: Timestamp) -> Option<Finding> {
+    let created = object.metadata.creation_timestamp.as_ref()?.0;
+    let is_waiting = object.status.is_none() && now.duration_since(created) >= LONG;
+    is_waiting.then(|| {
+        Finding::warning(
+            title(object),
+            "The fabric is active and has not processed it, so its namespace is not offloaded.",
+            format!(
+                "kubectl describe namespaceoffloading -n {} {} shows what refuses it. If there is no event: {}",
+                object.namespace().unwrap_or_default(),
+                object.name_any(),
+                logs(offloading)
+            ),
+        )
+    })
 }
 
 /// Why namespaces are not offloaded.

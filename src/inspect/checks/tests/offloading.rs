@@ -128,6 +128,23 @@ fn offloaded_namespaces_are_checked() {
             ],
         ),
         (
+            "not processed",
+            |it| {
+                with(it, |it| {
+                    let mut waiting = asked("Ready", &json!([]));
+                    waiting["metadata"]["creationTimestamp"] = LONG_AGO.into();
+                    waiting["status"] = Value::Null;
+                    it.asked = listing([waiting]);
+                });
+            },
+            W,
+            [
+                OBJECT,
+                "has not processed it",
+                "describe namespaceoffloading -n shop",
+            ],
+        ),
+        (
             "nothing selected",
             |it| {
                 with(it, |it| {
