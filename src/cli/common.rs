@@ -96,6 +96,10 @@ impl ObjectArgs {
 
 /// The namespaces with these labels, as kubectl's `-l` selects; an error if there are none.
 pub(super) async fn namespaces(cluster: &Cluster, labels: &str) -> Outcome<Vec<String>> {
+    // For the API server it would select all, and scripts pass it when a variable is not set.
+    if labels.trim().is_empty() {
+        return Err("--ns-selector is empty, which would select all namespaces".into());
+    }
     let found = cluster.all::<Namespace>().list(Some(labels)).await?;
     if found.is_empty() {
         return Err(format!("no namespace has the labels {labels}").into());
@@ -206,8 +210,10 @@ pub(super) fn print_unknown(unknown: &[String]) {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
+    use serde_json::json;
 
     use super::*;
+    use crate::cluster::testing::FakeApi;
 
     #[derive(Parser)]
     struct Line {
@@ -248,5 +254,19 @@ mod tests {
             refused.starts_with("shop/data is not in the namespace other"),
             "{refused}"
         );
+    }
+
+    #[tokio::test]
+    async fn an_empty_selector_selects_no_namespace() {
+        let api = FakeApi::start().await;
+        let cluster = api.cluster_unwatched().await;
+        for (name, team) in [("shop", "a"), ("lab", "b")] {
+            let object = json!({"metadata": {"labels": {"team": team}}});
+            api.put(&format!("/api/v1/namespaces/{name}"), object);
+        }
+        for empty in ["", " "] {
+            assert!(namespaces(&cluster, empty).await.is_err());
+        }
+        assert_eq!(namespaces(&cluster, "team=a").await.unwrap(), ["shop"]);
     }
 }
