@@ -1,5 +1,9 @@
 //! The command line: the subcommands, their options, and how they start the parts of the driver.
 
+// First, because its macros are for all that follow.
+#[macro_use]
+mod output;
+
 mod clusters;
 mod common;
 mod completion;
@@ -120,13 +124,20 @@ pub fn run() -> ExitCode {
             Ok(ExitCode::SUCCESS)
         }
     };
-    match outcome {
+    let code = match outcome {
         Ok(code) => code,
         Err(error) => {
             tracing::error!("{error}");
             eprintln!("liqo-csi: {error}");
             ExitCode::FAILURE
         }
+    };
+    match output::failure() {
+        Some(error) if code == ExitCode::SUCCESS => {
+            eprintln!("liqo-csi: the output could not be written: {error}");
+            ExitCode::FAILURE
+        }
+        _ => code,
     }
 }
 
