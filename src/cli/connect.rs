@@ -368,6 +368,15 @@ async fn connect(
     home.write_secret(&request.name, existing, &kubeconfig, &remote_uid)
         .await?;
     home.declare(request, level, existing).await?;
+    if request.revoke_tokens {
+        let others = home.other_users(&request.name, &identity.namespace, &remote_uid);
+        for other in others.await? {
+            eprintln!(
+                "The RemoteCluster {other} uses this identity too, as far as is known: `liqo-csi connect {other} --remote-context \
+                 CONTEXT` gives it another token."
+            );
+        }
+    }
     report::made(
         &format!("{}/{}", home.namespace, existing.secret()),
         &endpoint.server,

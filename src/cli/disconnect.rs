@@ -19,7 +19,7 @@ use super::{
     process::duration,
 };
 use crate::{
-    access::{self, ACCOUNT, CLUSTER_UID, Identity, MANAGED_BY_CONNECT, NamespaceName},
+    access::{self, ACCOUNT, Identity, MANAGED_BY_CONNECT, NamespaceName},
     api::remote_cluster::{REACHABLE, READY, RemoteCluster},
     cluster::Precondition,
     volume::{ClusterId, mark},
@@ -135,7 +135,7 @@ async fn disconnect(home: &Home, remote: Option<&Remote>, request: &Request) -> 
             .into());
         }
         remote.is_of(&namespace, &home.id).await?;
-        users = other_users(home, name, &namespace, &uid).await?;
+        users = home.other_users(name, &namespace, &uid).await?;
         holding.extend(holdings::in_remote(&remote.cluster, &home.id, name, &elsewhere).await);
     } else if object.as_ref().is_some_and(answers) {
         return Err(format!(
@@ -165,7 +165,7 @@ async fn disconnect(home: &Home, remote: Option<&Remote>, request: &Request) -> 
     println!("Here: there is no RemoteCluster {name} any more.");
     match remote {
         Some(_) if !users.is_empty() => println!(
-            "There: {namespace}/{ACCOUNT} stays, because the RemoteCluster {} uses it too.",
+            "There: {namespace}/{ACCOUNT} stays, because the RemoteCluster {} uses it too, as far as is known.",
             users.join(", ")
         ),
         Some(remote) => delete_identity(home, remote, &namespace).await?,
@@ -179,34 +179,6 @@ async fn disconnect(home: &Home, remote: Option<&Remote>, request: &Request) -> 
         delete_secret(home, &secret).await?;
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// The other `RemoteCluster`s that use this identity of this cluster.
-async fn other_users(
-    home: &Home,
-    name: &ClusterId,
-    namespace: &NamespaceName,
-    uid: &str,
-) -> Outcome<Vec<String>> {
-    let secrets = home.cluster.within::<Secret>(&home.namespace);
-    let mut users = Vec::new();
-    for other in home.cluster.all::<RemoteCluster>().list(None).await? {
-        let Some(reference) = &other.spec.kubeconfig_secret_ref else {
-            continue;
-        };
-        if other.name_any() == name.as_str() {
-            continue;
-        }
-        let secret = secrets.get(&reference.name).await?;
-        let uses_it = |it: &Secret| {
-            it.annotations().get(CLUSTER_UID).map(String::as_str) == Some(uid)
-                && namespace_in(it, &reference.key).as_ref() == Some(namespace)
-        };
-        if secret.is_some_and(|it| uses_it(&it)) {
-            users.push(other.name_any());
-        }
-    }
-    Ok(users)
 }
 
 /// Deletes the identity there, the tokens first.
@@ -295,9 +267,22 @@ async fn delete_declaration(
     }
 }
 
-/// Deletes the Secret with the kubeconfig, if `connect` created it.
+/// Deletes the Secret with the kubeconfig, if `connect` created it and no other `RemoteCluster` names it.
 async fn delete_secret(home: &Home, secret: &Secret) -> Outcome {
     let name = secret.name_any();
+    let named_by = home.cluster.all::<RemoteCluster>().pick(None, None, |it| {
+        let names_it = it.spec.kubeconfig_secret_ref.as_ref()?.name == name;
+        names_it.then(|| it.name_any())
+    });
+    let named_by = named_by.await?;
+    if !named_by.is_empty() {
+        eprintln!(
+            "Left here: the Secret {}/{name}, which the RemoteCluster {} names too.",
+            home.namespace,
+            named_by.join(", ")
+        );
+        return Ok(());
+    }
     if mark::manager(secret.labels()) != Some(MANAGED_BY_CONNECT) {
         eprintln!(
             "Left here: the Secret {}/{name}, which liqo-csi connect did not create.",

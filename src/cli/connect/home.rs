@@ -244,6 +244,35 @@ impl Home {
         }
     }
 
+    /// The other `RemoteCluster`s whose kubeconfig has a token of this identity in the cluster with this uid. One
+    /// whose cluster is not known counts.
+    pub(in crate::cli) async fn other_users(
+        &self,
+        name: &ClusterId,
+        namespace: &NamespaceName,
+        uid: &str,
+    ) -> Outcome<Vec<String>> {
+        let secrets = self.cluster.within::<Secret>(&self.namespace);
+        let mut users = Vec::new();
+        for other in self.cluster.all::<RemoteCluster>().list(None).await? {
+            let Some(reference) = &other.spec.kubeconfig_secret_ref else {
+                continue;
+            };
+            if other.name_any() == name.as_str() {
+                continue;
+            }
+            let secret = secrets.get(&reference.name).await?;
+            let uses_it = |it: &Secret| {
+                other_uid(Some(it), Some(&other), uid).is_none()
+                    && namespace_in(it, &reference.key).as_ref() == Some(namespace)
+            };
+            if secret.is_some_and(|it| uses_it(&it)) {
+                users.push(other.name_any());
+            }
+        }
+        Ok(users)
+    }
+
     pub(super) async fn write_secret(
         &self,
         name: &ClusterId,

@@ -237,8 +237,29 @@ async fn an_identity_used_by_another_remote_cluster_is_kept() {
         ExitCode::SUCCESS
     );
     assert!(is_whole(&two), "it was not changed");
+    // Not every Secret says which cluster it leads to.
+    two.home
+        .change(SECRET, |it| it["metadata"]["annotations"] = json!({}));
+    Box::pin(disconnect(&home, Some(&remote), &mistyped))
+        .await
+        .unwrap();
+    assert!(is_whole(&two), "it was not changed");
     assert_eq!(take_off(&two).await.unwrap(), ExitCode::SUCCESS);
     assert_eq!(two.identity(), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn a_secret_that_another_remote_cluster_names_is_kept() {
+    let two = connected().await;
+    let spec =
+        json!({"kubeconfigSecretRef": {"name": "remote-milan"}, "nodeSelector": {"matchLabels": {"a": "b"}}});
+    two.home
+        .put(&DECLARED.replace("milan", "rome"), json!({"spec": spec}));
+    let identity = two.identity();
+    assert_eq!(take_off(&two).await.unwrap(), ExitCode::SUCCESS);
+    assert_eq!(two.home.object(DECLARED), None);
+    assert_eq!(two.identity(), identity);
+    assert!(two.home.object(SECRET).is_some());
 }
 
 #[tokio::test]
