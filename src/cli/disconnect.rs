@@ -228,10 +228,15 @@ async fn delete_declaration(
     all.delete(&name, exactly).await?;
     let mut shown = String::new();
     loop {
-        let now = all.get(&name).await?;
-        let Some(now) = now.filter(|it| it.metadata.uid == object.metadata.uid) else {
+        let Some(now) = all.get(&name).await? else {
             return Ok(true);
         };
+        if now.metadata.uid != object.metadata.uid {
+            return Err(format!(
+                "the RemoteCluster {name} was deleted, and something created it again: stop that, such as GitOps, and run this again"
+            )
+            .into());
+        }
         if is_gone && now.finalizers().iter().any(|it| it == FINALIZER) {
             // The controller would keep its finalizer for volumes that cannot be reached any more.
             let others: Vec<&String> = now.finalizers().iter().filter(|it| *it != FINALIZER).collect();

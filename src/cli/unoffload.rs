@@ -172,7 +172,7 @@ async fn carry_out(place: &Place, names: &[String], args: &NamespaceArgs) -> Out
     let (mut leaving, mut failed) = (Vec::new(), Vec::new());
     for name in names {
         match delete(cluster, name, fate).await {
-            Ok(()) => leaving.push(name),
+            Ok(uid) => leaving.push((name, uid)),
             Err(error) => failed.push(error.to_string()),
         }
     }
@@ -181,7 +181,7 @@ async fn carry_out(place: &Place, names: &[String], args: &NamespaceArgs) -> Out
         lost.retain(|row| {
             row.claim
                 .as_ref()
-                .is_some_and(|it| leaving.contains(&&it.namespace))
+                .is_some_and(|it| leaving.iter().any(|(name, _)| **name == it.namespace))
         });
         if let Err(error) = volumes::delete(cluster, &lost, &storage).await {
             failed.push(error.to_string());
@@ -190,8 +190,8 @@ async fn carry_out(place: &Place, names: &[String], args: &NamespaceArgs) -> Out
     }
     let until = Instant::now() + args.timeout;
     let mut all_gone = true;
-    for name in leaving {
-        match follow(cluster, name, until).await {
+    for (name, uid) in leaving {
+        match follow(cluster, name, uid.as_deref(), until).await {
             Ok(gone) => all_gone &= gone,
             Err(error) => failed.push(format!("{name}: {error}")),
         }
@@ -286,14 +286,15 @@ async fn bare_pods(cluster: &Cluster, namespaces: &[String]) -> Outcome<Vec<Stri
     Ok(lost)
 }
 
-async fn delete(cluster: &Cluster, namespace: &str, fate: Volumes) -> Outcome {
+/// Deletes the `NamespaceOffloading`; its uid, unless there is none any more.
+async fn delete(cluster: &Cluster, namespace: &str, fate: Volumes) -> Outcome<Option<String>> {
     let all: Objects<NamespaceOffloading> = cluster.within(namespace);
     let object = all
         .get(NAME)
         .await
         .map_err(|error| format!("{namespace}: {error}"))?;
     let Some(object) = object else {
-        return Ok(());
+        return Ok(None);
     };
     let uid = object.metadata.uid.unwrap_or_default();
     let exactly = Precondition {
@@ -313,17 +314,22 @@ async fn delete(cluster: &Cluster, namespace: &str, fate: Volumes) -> Outcome {
             )
         })?;
     }
-    Ok(())
+    Ok(Some(uid))
 }
 
-/// Waits until the `NamespaceOffloading` is gone; false after the timeout.
-async fn follow(cluster: &Cluster, namespace: &str, until: Instant) -> Outcome<bool> {
+/// Waits until the `NamespaceOffloading` with this uid is gone; false after the timeout.
+async fn follow(cluster: &Cluster, namespace: &str, uid: Option<&str>, until: Instant) -> Outcome<bool> {
     let all: Objects<NamespaceOffloading> = cluster.within(namespace);
     loop {
         let Some(object) = all.get(NAME).await? else {
             println!("{namespace}: unoffloaded");
             return Ok(true);
         };
+        if object.metadata.uid.as_deref() != uid {
+            return Err(
+                "unoffloaded, but something offloaded it again: stop that, such as GitOps, and run this again".into(),
+            );
+        }
         if Instant::now() >= until {
             eprintln!("{namespace}: not unoffloaded in time; this continues in the background:");
             print_not_ready(&object);

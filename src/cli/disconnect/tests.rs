@@ -319,6 +319,19 @@ async fn a_cluster_that_answers_is_not_gone() {
 }
 
 #[tokio::test]
+async fn a_remote_cluster_that_is_created_again_keeps_its_identity() {
+    let two = connected().await;
+    let again = two.home.object(DECLARED).unwrap()["spec"].clone();
+    two.home.before("GET", DECLARED, |_| {});
+    two.home.before("GET", DECLARED, move |store| {
+        drop(store.put(DECLARED, json!({"spec": again})));
+    });
+    let why = take_off(&two).await.unwrap_err().to_string();
+    assert!(why.contains("GitOps"), "{why}");
+    assert!(is_whole(&two));
+}
+
+#[tokio::test]
 async fn rights_stay_until_the_controller_has_removed_its_finalizer() {
     let two = connected().await;
     two.home

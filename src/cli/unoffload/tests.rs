@@ -255,3 +255,21 @@ async fn a_failed_namespace_does_not_block_unoffloading_others() {
     assert_eq!(asked_of_the_fabric(&home), "Delete");
     assert!(home.object(&claim("data")).is_none());
 }
+
+#[tokio::test]
+async fn a_namespace_that_is_offloaded_again_is_an_error() {
+    let home = shop().await;
+    home.change(OFFLOADING, |it| it["metadata"]["finalizers"] = json!([]));
+    // The command has read it, and has read it again to delete it.
+    home.before("GET", OFFLOADING, |_| {});
+    home.before("GET", OFFLOADING, |_| {});
+    home.before("GET", OFFLOADING, |store| {
+        drop(store.put(OFFLOADING, json!({"spec": {}})));
+    });
+    let wanted = NamespaceArgs {
+        delete_volumes: true,
+        ..args()
+    };
+    let error = unoffload(&home, wanted).await.unwrap_err().to_string();
+    assert!(error.contains("shop: ") && error.contains("GitOps"), "{error}");
+}
