@@ -32,6 +32,7 @@ use crate::{
 };
 
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
+const DELETED: &str = "its NamespaceOffloading was deleted just now: try again";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -241,9 +242,18 @@ async fn offload(args: NamespaceArgs, desired: Desired) -> Outcome<ExitCode> {
     if args.create_namespace {
         create_missing(&cluster, &names).await?;
     }
+    carry_out(&cluster, &names, &desired, args.timeout).await
+}
+
+async fn carry_out(
+    cluster: &Cluster,
+    names: &[String],
+    desired: &Desired,
+    timeout: Duration,
+) -> Outcome<ExitCode> {
     let (mut asked, mut all_well) = (Vec::new(), true);
-    for name in &names {
-        match create_or_update(&cluster, name, &desired).await {
+    for name in names {
+        match create_or_update(cluster, name, desired).await {
             Ok(generation) => asked.push((name, generation)),
             // A selector may match more than intended: the other namespaces are offloaded all the same.
             Err(error) if names.len() > 1 => {
@@ -253,15 +263,22 @@ async fn offload(args: NamespaceArgs, desired: Desired) -> Outcome<ExitCode> {
             Err(error) => return Err(format!("{name}: {error}").into()),
         }
     }
-    let until = Instant::now() + args.timeout;
+    let until = Instant::now() + timeout;
     for (name, generation) in asked {
-        let is_offloaded = follow(&cluster, name, generation, until).await?;
+        let is_offloaded = match follow(cluster, name, generation, until).await {
+            Ok(is_offloaded) => is_offloaded,
+            Err(error) => {
+                eprintln!("{name}: {error}");
+                all_well = false;
+                continue;
+            }
+        };
         all_well &= is_offloaded;
-        if is_offloaded && let Some(refusal) = admission::wait(&cluster, name).await {
+        if is_offloaded && let Some(refusal) = admission::wait(cluster, name).await {
             eprintln!("{name}: pods are still refused, try again later: {refusal}");
         }
-        older::print(&cluster, name, desired.spec.pod_offloading_strategy).await?;
-        for text in unprotected(&cluster, name).await {
+        older::print(cluster, name, desired.spec.pod_offloading_strategy).await;
+        for text in unprotected(cluster, name).await {
             println!("{name}: {text}");
         }
     }
@@ -305,10 +322,14 @@ async fn create_or_update(cluster: &Cluster, namespace: &str, desired: &Desired)
         Err(error) => return Err(error.into()),
     }
     let Some(there) = all.get(NAME).await? else {
-        return Err("its NamespaceOffloading was deleted just now: try again".into());
+        return Err(DELETED.into());
     };
     let spec = &desired.spec;
-    let name = |spec: &NamespaceOffloadingSpec| spec.remote_namespace_name.clone().unwrap_or_default();
+    // With the other strategies the name has no effect, and manifests of Liqo may have one.
+    let name = |spec: &NamespaceOffloadingSpec| {
+        let selected = spec.namespace_mapping_strategy == MappingStrategy::SelectedName;
+        spec.remote_namespace_name.clone().filter(|_| selected)
+    };
     if there.is_leaving() {
         return Err("it is being unoffloaded: try again afterwards".into());
     }
@@ -329,7 +350,7 @@ async fn create_or_update(cluster: &Cluster, namespace: &str, desired: &Desired)
         },
     });
     let changed = all.merge(NAME, &patch).await?;
-    Ok(changed.and_then(|it| it.metadata.generation))
+    Ok(changed.ok_or(DELETED)?.metadata.generation)
 }
 
 /// Waits for the result of an offloading; whether it has succeeded.
@@ -341,10 +362,7 @@ async fn follow(
 ) -> Outcome<bool> {
     let all: Objects<NamespaceOffloading> = cluster.within(namespace);
     loop {
-        let object = all
-            .get(NAME)
-            .await?
-            .unwrap_or_else(|| Desired::default().object(namespace));
+        let object = all.get(NAME).await?.ok_or(DELETED)?;
         let status = object.status.clone().unwrap_or_default();
         let is_current = status.observed_generation >= generation;
         let phase = status.offloading_phase.filter(|_| is_current);
@@ -438,6 +456,9 @@ mod tests {
     use super::*;
     use crate::cluster::testing::{Act, FakeApi, Fault};
 
+    const OFFLOADING: &str =
+        "/apis/offloading.liqo.io/v1beta1/namespaces/shop/namespaceoffloadings/offloading";
+
     fn desired(strategy: Strategy, name: Option<&str>, namespaces: &[&str]) -> Outcome<Desired> {
         NamespaceArgs {
             names: namespaces.iter().map(|&it| it.to_owned()).collect(),
@@ -518,6 +539,56 @@ mod tests {
             let missing = create_or_update(&cluster, namespace, &Desired::default()).await;
             let missing = missing.unwrap_err().to_string();
             assert!(missing.contains(word), "{namespace}: {missing}");
+        }
+    }
+
+    #[tokio::test]
+    async fn pods_that_the_user_may_not_read_are_no_failure() {
+        let api = FakeApi::start().await;
+        let names = ["lab".to_owned(), "shop".to_owned()];
+        for name in &names {
+            let status = json!({"offloadingPhase": "Ready"});
+            let object = json!({"spec": {"podOffloadingStrategy": "Local"}, "status": status});
+            api.put(&OFFLOADING.replace("shop", name), object);
+        }
+        api.fault(Fault::new("GET", "/pods", Act::Refuse(403)));
+        let cluster = api.cluster_unwatched().await;
+        let run = async || {
+            let outcome = carry_out(&cluster, &names, &Desired::default(), Duration::ZERO).await;
+            let shop = api.object(OFFLOADING).unwrap();
+            (outcome.unwrap(), shop["spec"]["podOffloadingStrategy"].clone())
+        };
+        assert_eq!(run().await, (ExitCode::SUCCESS, json!("LocalAndRemote")));
+        // Deleted while the command waits.
+        let lab = OFFLOADING.replace("shop", "lab");
+        api.before("GET", &lab, |_| {});
+        api.before("GET", &lab.clone(), move |store| store.remove(&lab));
+        assert_eq!(run().await.0, ExitCode::FAILURE);
+    }
+
+    #[tokio::test]
+    async fn an_offloading_that_others_delete_is_an_error() {
+        let api = FakeApi::start().await;
+        let cluster = api.cluster_unwatched().await;
+        let far = Instant::now() + Duration::from_hours(1);
+        let why = follow(&cluster, "shop", None, far).await.unwrap_err();
+        assert_eq!(why.to_string(), DELETED);
+    }
+
+    /// With these strategies it has no effect.
+    #[tokio::test]
+    async fn a_remote_name_is_compared_only_if_it_was_selected() {
+        for (strategy, can_change) in [
+            ("DefaultName", true),
+            ("EnforceSameName", false),
+            ("SelectedName", false),
+        ] {
+            let api = FakeApi::start().await;
+            let spec = json!({"namespaceMappingStrategy": strategy, "remoteNamespaceName": "left"});
+            api.put(OFFLOADING, json!({"spec": spec}));
+            let cluster = api.cluster_unwatched().await;
+            let changed = create_or_update(&cluster, "shop", &Desired::default()).await;
+            assert_eq!(changed.is_ok(), can_change, "{strategy}: {changed:?}");
         }
     }
 

@@ -10,7 +10,7 @@ use serde_json::json;
 
 use crate::{
     api::namespace_offloading::PodOffloadingStrategy,
-    cluster::{ApiError, Cluster, slim},
+    cluster::{Cluster, slim},
     offload::{first_names, pods::is_homebound},
 };
 
@@ -21,20 +21,22 @@ const CLASS: &str = "liqo";
 const MOST_NAMED: usize = 10;
 
 /// Prints which pods of the namespace may run on other nodes than new ones; nothing, if there are none.
-pub(super) async fn print(
-    cluster: &Cluster,
-    namespace: &str,
-    strategy: PodOffloadingStrategy,
-) -> Result<(), ApiError> {
+pub(super) async fn print(cluster: &Cluster, namespace: &str, strategy: PodOffloadingStrategy) {
     // Untyped: the typed Pod drops fields that it does not know, and one of them may keep the pod at home.
     let older = cluster
         .dynamic(&ApiResource::erase::<Pod>(&()), Some(namespace))
         .find(|pod| differs(pod, strategy))
-        .await?;
-    if let Some(text) = describe(&older) {
+        .await;
+    // A user who may offload a namespace may lack the right to read its pods.
+    let text = match older {
+        Ok(older) => describe(&older),
+        Err(error) => Some(format!(
+            "the podOffloadingStrategy applies to new pods only, and whether older ones exist is unknown: {error}"
+        )),
+    };
+    if let Some(text) = text {
         println!("{namespace}: {text}");
     }
-    Ok(())
 }
 
 fn describe(older: &[DynamicObject]) -> Option<String> {
