@@ -39,11 +39,14 @@ const IS_READY: &str = "Ready";
 const IN_PLACE: &str = "NamespaceCreated";
 /// The state of a cluster that nothing declares and that has volumes.
 const UNDECLARED: &str = "Undeclared";
+/// The state of a cluster without a status, or of which the declaration cannot be read.
+const UNKNOWN: &str = "Unknown";
 
 const FORM: &str = r#"JSON: {"version": 1, "clusters": [...], "unknown": [...]}. A cluster has
 id, fabric (native, liqo, kosmos or empty), object, state (Ready, Connecting, Unreachable,
 Unauthorized, Refused, HoldsVolumes while it is being deleted, Undeclared if nothing declares it any more, or Unknown
-before the controller has written a status), message, serverVersion, policy, nodes, volumes,
+before the controller has written a status, or if you may not read what declares it), message, serverVersion,
+policy, nodes, volumes,
 snapshots, classes, limits (what the driver may not do there, and what that costs),
 waiting (pods that wait because their data is there, and why) and namespaces: those that are
 offloaded to it, each with namespace, remoteNamespace, state (the reason of its condition Ready)
@@ -143,7 +146,12 @@ async fn read(place: Place) -> Report {
         }
         Vec::new()
     });
-    let mut clusters = all(objects, &rows(&storage, &Scope::All), home.as_deref());
+    let mut clusters = all(
+        objects,
+        &rows(&storage, &Scope::All),
+        home.as_deref(),
+        is_complete,
+    );
     for cluster in &mut clusters {
         cluster.namespaces = offloaded(&offloadings, &cluster.id);
     }
@@ -164,8 +172,13 @@ fn text(report: &Report) -> String {
     }
 }
 
-/// All clusters, also those that are not declared and have volumes.
-fn all(objects: Vec<RemoteCluster>, volumes: &[Row], home: Option<&str>) -> Vec<ClusterEntry> {
+/// All clusters, also those that have volumes and that no object declares, if these are all of them.
+fn all(
+    objects: Vec<RemoteCluster>,
+    volumes: &[Row],
+    home: Option<&str>,
+    is_complete: bool,
+) -> Vec<ClusterEntry> {
     let mut there: BTreeMap<&str, Vec<&Row>> = BTreeMap::new();
     for row in volumes {
         if let Some(cluster) = row.cluster.as_deref().filter(|id| Some(*id) != home) {
@@ -178,11 +191,9 @@ fn all(objects: Vec<RemoteCluster>, volumes: &[Row], home: Option<&str>) -> Vec<
         of_object(object, rows.map_or(&[][..], Vec::as_slice))
     });
     let mut shown: Vec<ClusterEntry> = declared.collect();
-    // If the id of this cluster is unknown, it may be among them.
-    there.retain(|id, rows| {
-        home.is_some() && !known.contains(*id) && rows.iter().any(|row| row.twin.is_some())
-    });
-    shown.extend(there.iter().map(|(id, rows)| undeclared(id, rows)));
+    there.retain(|id, rows| !known.contains(*id) && rows.iter().any(|row| row.twin.is_some()));
+    let is_known = is_complete && home.is_some();
+    shown.extend(there.iter().map(|(id, rows)| undeclared(id, rows, is_known)));
     shown.sort_by(|a, b| a.id.cmp(&b.id));
     shown
 }
@@ -196,7 +207,7 @@ fn of_object(object: RemoteCluster, rows: &[&Row]) -> ClusterEntry {
         Some(ready) if ready.status == "True" => (IS_READY, String::new()),
         Some(ready) => (ready.reason.as_str(), ready.message.clone()),
         None => (
-            "Unknown",
+            UNKNOWN,
             "the controller has not written its status yet: check that a replica holds the lease of the background loops"
                 .to_owned(),
         ),
@@ -221,15 +232,26 @@ fn of_object(object: RemoteCluster, rows: &[&Row]) -> ClusterEntry {
     }
 }
 
-fn undeclared(id: &str, rows: &[&Row]) -> ClusterEntry {
+/// A cluster that no object declares; unless `is_known`, it may be declared, or be the home cluster.
+fn undeclared(id: &str, rows: &[&Row], is_known: bool) -> ClusterEntry {
+    let (state, message) = if is_known {
+        (
+            UNDECLARED,
+            "this cluster is not declared, and it has volumes. New pods cannot use them, and they cannot be deleted until a \
+             RemoteCluster or its fabric declares it again, under this id",
+        )
+    } else {
+        (
+            UNKNOWN,
+            "it has volumes. Whether it is declared, or is the home cluster itself, cannot be read",
+        )
+    };
     ClusterEntry {
         id: id.to_owned(),
         fabric: "",
         object: String::new(),
-        state: UNDECLARED.to_owned(),
-        message: "this cluster is not declared, and it has volumes. New pods cannot use them, and they cannot be deleted \
-                  until a RemoteCluster or its fabric declares it again, under this id"
-            .to_owned(),
+        state: state.to_owned(),
+        message: message.to_owned(),
         server_version: None,
         policy: String::new(),
         nodes: Vec::new(),
@@ -382,7 +404,7 @@ milan   liqo     Unreachable   -         Optimistic   milan   1            2    
   → shop/data: its pod web-0 waits
 rome    -        Undeclared    -         -            -       0            1         0
 ";
-        let mut shown = all(vec![found], &rows, Some("here"));
+        let mut shown = all(vec![found], &rows, Some("here"), true);
         let asked = |cluster: &str| {
             json!({
                 "apiVersion": "offloading.liqo.io/v1beta1", "kind": "NamespaceOffloading",
@@ -421,16 +443,28 @@ rome    -        Undeclared    -         -            -       0            1    
         };
         // The command has the rights of its user.
         assert!(why.contains("rights") && !why.contains("driver"), "{why}");
-    }
 
-    #[test]
-    fn this_cluster_is_not_undeclared_if_its_id_is_unknown() {
-        assert!(all(Vec::new(), &[waits_in("here")], None).is_empty());
+        // One with volumes may be declared.
+        let volume = "pvc-0c4f3f2e-8a51-4f0e-9f0f-0d2c7ef1a111";
+        let csi = json!({
+            "driver": "storage.liqo.io", "volumeHandle": format!("v1:milan:{volume}"),
+            "volumeAttributes": {"storage.liqo.io/twin-namespace": "shop", "storage.liqo.io/twin-name": "data"},
+        });
+        api.put(
+            &format!("/api/v1/persistentvolumes/{volume}"),
+            json!({"spec": {"csi": csi}}),
+        );
+        assert_eq!(report().await.clusters[0].state, UNKNOWN);
+        api.heal();
+        assert_eq!(report().await.clusters[0].state, UNDECLARED);
+        // It may be this cluster itself.
+        let nameless = read(place(api.cluster_unwatched().await, None, None).await).await;
+        assert_eq!(nameless.clusters[0].state, UNKNOWN);
     }
 
     #[test]
     fn a_missing_status_is_unknown() {
-        let shown = all(vec![object(&json!(null))], &[], None);
+        let shown = all(vec![object(&json!(null))], &[], None, true);
         assert_eq!(shown[0].state, "Unknown");
         assert!(shown[0].message.contains("lease"), "{}", shown[0].message);
     }
