@@ -287,8 +287,15 @@ async fn by_kubeconfig(
     connect(home, &existing, &remote, &endpoint, request).await
 }
 
-/// Prints what would be created. It only reads the id of this cluster, unless the id is given.
+/// Prints what would be created. For the remote side it reads the id of this cluster, unless that is given.
 async fn print(args: &Args, request: &Request) -> Outcome<ExitCode> {
+    let level = request.level(None, request.fabric)?;
+    let listed = request.listed(level, BTreeSet::new())?;
+    let home = || -> Outcome<String> { Ok(serde_saphyr::to_string(&home::declaration(request, level)?)?) };
+    if args.only == Some(Side::Home) {
+        print!("{}", home()?);
+        return Ok(ExitCode::SUCCESS);
+    }
     let home_id = match &args.cluster_id {
         Some(id) => id.clone(),
         None => {
@@ -297,30 +304,26 @@ async fn print(args: &Args, request: &Request) -> Outcome<ExitCode> {
                 .id
         }
     };
-    let level = request.level(None, request.fabric)?;
-    let namespace = match &request.remote_namespace {
-        Some(namespace) => namespace.clone(),
-        None => DEFAULT_NAMESPACE.parse()?,
-    };
+    let asked = request.remote_namespace.as_ref();
     let identity = Identity {
-        namespace,
+        namespace: asked.map_or_else(|| DEFAULT_NAMESPACE.parse(), |it| Ok(it.clone()))?,
         home: home_id,
-        listed: request.listed(level, BTreeSet::new())?,
+        listed,
     };
     let remote = access::document(&access::render(level, &identity));
-    let home = || -> Outcome<String> { Ok(serde_saphyr::to_string(&home::declaration(request, level)?)?) };
-    match args.only {
-        Some(Side::Remote) => print!("{remote}"),
-        Some(Side::Home) => print!("{}", home()?),
-        None => print!(
-            "# In the cluster {0} (--only remote prints these alone):\n{remote}---\n# In this cluster, once the driver is \
-             installed (--only home). `liqo-csi connect {0} --remote-context CONTEXT --token-only` \
-             creates\n# the Secret with the kubeconfig, which is \
-             no file for GitOps:\n{1}",
-            request.name,
-            home()?
-        ),
+    if args.only == Some(Side::Remote) {
+        print!("{remote}");
+        return Ok(ExitCode::SUCCESS);
     }
+    let namespace = asked.map_or_else(String::new, |it| format!(" --remote-namespace {it}"));
+    print!(
+        "# In the cluster {0} (--only remote prints these alone):\n{remote}---\n# In this cluster, once the driver is \
+         installed (--only home). `liqo-csi connect {0} --remote-context CONTEXT{namespace} --token-only` \
+         creates\n# the Secret with the kubeconfig, which is \
+         no file for GitOps:\n{1}",
+        request.name,
+        home()?
+    );
     Ok(ExitCode::SUCCESS)
 }
 

@@ -2,11 +2,13 @@ mod tokens;
 
 use std::fmt::Write;
 
+use clap::Parser;
 use serde_json::{Value, json};
 
 use super::{ends::Endpoint, *};
 use crate::{
     access::{SESSION, TokenFacts},
+    cli::{Cli, Command},
     cluster::testing::{Act, FakeApi, Fault, Life},
 };
 
@@ -656,6 +658,27 @@ fn the_printed_declaration_has_no_credentials() {
         home::declaration(&leveled(Level::Minimal), Level::Minimal).is_err(),
         "classes have to be named"
     );
+}
+
+/// A pipeline prepares the files where no kubeconfig is.
+#[test]
+fn the_home_side_is_printed_without_a_cluster() {
+    for (only, can_print) in [("home", true), ("remote", false)] {
+        let cli = Cli::try_parse_from([
+            "liqo-csi",
+            "connect",
+            NAME,
+            "--fabric",
+            "--output=yaml",
+            "--only",
+            only,
+            "--kubeconfig=/missing",
+        ]);
+        let Command::Connect(args) = cli.unwrap().command else {
+            panic!("not connect");
+        };
+        assert_eq!(run(args).is_ok(), can_print, "{only}");
+    }
 }
 
 /// What the roles of each level say, as a table.
