@@ -5,7 +5,7 @@ use std::{path::PathBuf, time::Duration};
 use k8s_openapi::ByteString;
 use kube::{
     Config,
-    config::{AuthInfo, Cluster as Entry, KubeConfigOptions, Kubeconfig},
+    config::{AuthInfo, Cluster as Entry, KubeConfigOptions, Kubeconfig, NamedContext},
 };
 use serde_json::json;
 
@@ -117,7 +117,7 @@ impl RemoteArgs {
             format!("the remote cluster {name} cannot be reached with your kubeconfig: {error}.{by}")
         };
         let entry = KubeConfigOptions {
-            context: self.remote_context.clone(),
+            context: Some(chosen(&file, self.remote_context.as_deref())?.name.clone()),
             ..KubeConfigOptions::default()
         };
         let config = Config::from_custom_kubeconfig(file, &entry).await;
@@ -129,20 +129,23 @@ impl RemoteArgs {
     }
 }
 
-/// The cluster and the user of the context.
-fn entries(file: &Kubeconfig, context: Option<&str>) -> Outcome<(String, Entry, AuthInfo)> {
+/// The context of this name, the current one, or the only one.
+fn chosen<'a>(file: &'a Kubeconfig, context: Option<&str>) -> Outcome<&'a NamedContext> {
     let name = context
         .or(file.current_context.as_deref())
         .filter(|it| !it.is_empty());
-    let context = match (name, file.contexts.as_slice()) {
-        (Some(name), _) => cluster::context(file, name, "of the remote cluster")?,
-        (None, [only]) => only,
+    match (name, file.contexts.as_slice()) {
+        (Some(name), _) => Ok(cluster::context(file, name, "of the remote cluster")?),
+        (None, [only]) => Ok(only),
         (None, _) => {
-            return Err(
-                "the kubeconfig of the remote cluster names no current context: pass --remote-context".into(),
-            );
+            Err("the kubeconfig of the remote cluster names no current context: pass --remote-context".into())
         }
-    };
+    }
+}
+
+/// The cluster and the user of the context.
+fn entries(file: &Kubeconfig, context: Option<&str>) -> Outcome<(String, Entry, AuthInfo)> {
+    let context = chosen(file, context)?;
     let inner = context.context.clone();
     let inner = inner.ok_or_else(|| format!("the context {} of the kubeconfig is empty", context.name))?;
     let cluster = file.clusters.iter().find(|it| it.name == inner.cluster);
@@ -250,6 +253,7 @@ impl Endpoint {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cluster::testing::FakeApi;
 
     fn entry(change: &serde_json::Value) -> Entry {
         let mut entry = json!({"server": "https://192.0.2.1:6443", "certificate-authority-data": "Y2E="});
@@ -342,6 +346,28 @@ mod tests {
         let cluster = vetted.clusters[0].cluster.as_ref().unwrap();
         assert_eq!(cluster.tls_server_name.as_deref(), Some("api"));
         assert!(endpoint.kubeconfig("", "Y2E=").is_err(), "no token");
+    }
+
+    /// As `kubectl config unset current-context` leaves it.
+    #[tokio::test]
+    async fn the_only_context_needs_not_be_the_current_one() {
+        let api = FakeApi::start().await;
+        // It installs the TLS provider.
+        drop(api.cluster_unwatched().await);
+        let file: Kubeconfig = serde_json::from_value(json!({
+            "current-context": "",
+            "contexts": [{"name": "m", "context": {"cluster": "m", "user": "me"}}],
+            "clusters": [{"name": "m", "cluster": {"server": api.url()}}],
+        }))
+        .unwrap();
+        let args = RemoteArgs {
+            remote_kubeconfig: None,
+            remote_context: None,
+        };
+        args.client(file, &"milan".parse().unwrap())
+            .await
+            .map(drop)
+            .unwrap();
     }
 
     #[test]
