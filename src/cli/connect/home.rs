@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::{Home, Level, Outcome, Request, ends::Endpoint, remote_cluster};
 use crate::{
     access::{ACCOUNT, CLUSTER_UID, MANAGED_BY_CONNECT, NamespaceName, TokenFacts},
-    api::remote_cluster::{KubeconfigSecretRef, RemoteCluster},
+    api::remote_cluster::{KubeconfigSecretRef, RemoteCluster, StorageClasses},
     fleet::kubeconfig::{Allowed, token, vet},
     volume::{ClusterId, mark},
 };
@@ -22,6 +22,8 @@ use crate::{
 /// The name of the Secret of a cluster begins with it.
 const SECRET_PREFIX: &str = "remote-";
 const KEY: &str = "kubeconfig";
+const NO_CLASS: &str =
+    "with the level minimal the driver cannot read the storage classes there: name one by --storage-class";
 
 /// What this cluster already has of the remote one.
 pub(super) struct Existing {
@@ -86,9 +88,7 @@ pub(super) fn declaration(request: &Request, level: Level) -> Outcome<Value> {
     if let Some(class) = &request.storage_class {
         spec["storageClasses"] = json!({"default": class});
     } else if level == Level::Minimal {
-        return Err(
-            "with the level minimal the driver cannot read the storage classes there: name one by --storage-class".into(),
-        );
+        return Err(NO_CLASS.into());
     }
     Ok(json!({
         "apiVersion": "storage.liqo.io/v1alpha1", "kind": "RemoteCluster",
@@ -183,10 +183,18 @@ impl Existing {
         Ok(has)
     }
 
-    /// An error if a `RemoteCluster` is missing and the request is not enough to create it.
+    /// An error if a `RemoteCluster` is missing and the request is not enough to create it, or if an existing one would
+    /// have no storage class at the requested level.
     pub(super) fn may_be_declared(&self, request: &Request, level: Level) -> Outcome {
-        if self.object.is_none() {
-            declaration(request, level)?;
+        let Some(object) = &self.object else {
+            return declaration(request, level).map(drop);
+        };
+        let is_lowered = request.level == Some(Level::Minimal);
+        if is_lowered
+            && request.storage_class.is_none()
+            && object.spec.storage_classes == StorageClasses::default()
+        {
+            return Err(NO_CLASS.into());
         }
         Ok(())
     }

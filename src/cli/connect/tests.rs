@@ -383,11 +383,15 @@ async fn another_level_removes_the_rights_of_the_previous_level() {
             .is_some()
     );
 
-    let minimal = Request {
-        storage_class: Some("fast".into()),
+    let mut minimal = Request {
         listed: listed(&["apps"]),
         ..leveled(Level::Minimal)
     };
+    let writes = two.remote.writes();
+    let why = said(two.connect(&minimal).await);
+    assert!(why.contains("--storage-class"), "{why}");
+    assert_eq!(two.remote.writes(), writes);
+    minimal.storage_class = Some("fast".into());
     two.connect(&minimal).await.unwrap();
     let left = two.identity();
     assert!(!left.iter().any(|it| it.starts_with("ClusterRole")), "{left:?}");
