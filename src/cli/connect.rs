@@ -399,7 +399,7 @@ async fn connect(
         return Ok(ExitCode::FAILURE);
     };
     report::rights(level, &identity, &cluster);
-    report::next(home, &cluster, request).await?;
+    report::next(home, &cluster, request).await;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::apps::v1::Deployment;
 
-use super::{Home, Outcome, Request};
+use super::{Home, Request};
 use crate::{
     access::{ACCOUNT, Identity, Level, NamespaceName, TokenFacts},
     api::remote_cluster::RemoteCluster,
@@ -60,27 +60,27 @@ pub(super) fn rights(level: Level, identity: &Identity, cluster: &RemoteCluster)
     println!("docs/remote/security.md lists each right. --level changes them.");
 }
 
-/// The next command.
-pub(super) async fn next(home: &Home, cluster: &RemoteCluster, request: &Request) -> Outcome {
+/// The next command. The clusters are connected already, so nothing here is a failure.
+pub(super) async fn next(home: &Home, cluster: &RemoteCluster, request: &Request) {
     if cluster.spec.fabric.is_none() {
         println!(
             "Next: the virtual nodes of {0}. kubectl get nodes -l topology.storage.liqo.io/cluster={0} shows them.",
             request.name
         );
-        return Ok(());
+        return;
     }
-    let fabrics = home
-        .cluster
-        .within::<Deployment>(&home.namespace)
-        .list(Some(FABRIC))
-        .await?;
-    if fabrics.is_empty() {
-        println!(
-            "Next: the fabric, which is not installed. With the release and the chart of the driver:\n  helm upgrade RELEASE CHART -n {} \
-             --reset-then-reuse-values --set fabric.enabled=true --wait",
-            home.namespace
-        );
-        return Ok(());
+    let deployments = home.cluster.within::<Deployment>(&home.namespace);
+    match deployments.list(Some(FABRIC)).await {
+        Ok(fabrics) if fabrics.is_empty() => {
+            println!(
+                "Next: the fabric, which is not installed. With the release and the chart of the driver:\n  helm upgrade RELEASE CHART -n {} \
+                 --reset-then-reuse-values --set fabric.enabled=true --wait",
+                home.namespace
+            );
+            return;
+        }
+        Ok(_) => {}
+        Err(error) => eprintln!("It is not known whether the fabric is installed: {error}"),
     }
     match controllers::approve_serving(&home.cluster, &home.namespace).await {
         Ok(decided) => {
@@ -103,5 +103,4 @@ pub(super) async fn next(home: &Home, cluster: &RemoteCluster, request: &Request
         "Next: extend a namespace into it. --create-namespace creates it if it does not exist.\n  liqo-csi offload namespace \
          NAMESPACE --create-namespace"
     );
-    Ok(())
 }

@@ -620,6 +620,18 @@ async fn missing_rights_of_the_user_are_explained() {
     );
 }
 
+/// With --driver-namespace, no Deployment has to be read before.
+#[tokio::test]
+async fn a_fabric_that_the_user_may_not_read_is_no_failure() {
+    let two = Two::new().await;
+    two.home.fault(Fault::new(
+        "GET",
+        "/namespaces/liqo-csi/deployments",
+        Act::Refuse(403),
+    ));
+    assert_eq!(two.connect(&request()).await.unwrap(), ExitCode::SUCCESS);
+}
+
 #[test]
 fn a_name_that_no_object_can_have_is_refused() {
     for (name, is_right) in [
