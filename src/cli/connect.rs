@@ -304,9 +304,12 @@ async fn print(args: &Args, request: &Request) -> Outcome<ExitCode> {
                 .id
         }
     };
-    let asked = request.remote_namespace.as_ref();
+    let (namespace, flag) = match &request.remote_namespace {
+        Some(namespace) => (namespace.clone(), format!(" --remote-namespace {namespace}")),
+        None => (DEFAULT_NAMESPACE.parse()?, String::new()),
+    };
     let identity = Identity {
-        namespace: asked.map_or_else(|| DEFAULT_NAMESPACE.parse(), |it| Ok(it.clone()))?,
+        namespace,
         home: home_id,
         listed,
     };
@@ -315,10 +318,9 @@ async fn print(args: &Args, request: &Request) -> Outcome<ExitCode> {
         print!("{remote}");
         return Ok(ExitCode::SUCCESS);
     }
-    let namespace = asked.map_or_else(String::new, |it| format!(" --remote-namespace {it}"));
     print!(
         "# In the cluster {0} (--only remote prints these alone):\n{remote}---\n# In this cluster, once the driver is \
-         installed (--only home). `liqo-csi connect {0} --remote-context CONTEXT{namespace} --token-only` \
+         installed (--only home). `liqo-csi connect {0} --remote-context CONTEXT{flag} --token-only` \
          creates\n# the Secret with the kubeconfig, which is \
          no file for GitOps:\n{1}",
         request.name,

@@ -146,7 +146,8 @@ async fn carry_out(place: &Place, names: &[String], args: &NamespaceArgs) -> Out
     if !lost.is_empty() && fate == Volumes::Hold {
         eprintln!(
             "These volumes are in namespaces that would be deleted. Move them (liqo-csi move volume), or delete their \
-             claims; then unoffload. Or --delete-volumes deletes them, or --retain-volumes keeps them there."
+             claims; if a claim is gone, set the policy of its PersistentVolume to Delete. Then unoffload. Or --delete-volumes \
+             deletes their claims, or --retain-volumes keeps them there."
         );
         return Ok(ExitCode::from(REFUSED));
     }
@@ -162,7 +163,7 @@ async fn carry_out(place: &Place, names: &[String], args: &NamespaceArgs) -> Out
         }
     }
     if args.dry_run {
-        println!("{}", volumes::prospect(fate, names, &lost));
+        println!("{}", volumes::prospect(fate, names, &lost, &storage));
         return Ok(ExitCode::SUCCESS);
     }
     if fate == Volumes::Retain {

@@ -40,18 +40,20 @@ pub(super) async fn table(cluster: &Cluster, volumes: &[&Row]) -> Outcome<Table<
 }
 
 /// What would happen to the volumes.
-pub(super) fn prospect(fate: Volumes, namespaces: &[String], volumes: &[&Row]) -> String {
+pub(super) fn prospect(fate: Volumes, namespaces: &[String], volumes: &[&Row], storage: &Storage) -> String {
     let namespaces = namespaces.join(", ");
+    let claims = volumes
+        .iter()
+        .filter(|row| claim_and_volume(row, storage).is_some())
+        .count();
     match fate {
         Volumes::Delete => format!(
-            "Claims to be deleted with their data: {}. The data of PersistentVolumes with the policy Retain is kept. Also deleted: the namespaces that were created for {namespaces} \
-             in other clusters, with all claims in them.",
-            volumes.len()
+            "Claims to be deleted with their data: {claims}. The data of PersistentVolumes with the policy Retain is kept. Also deleted: the namespaces that were created for {namespaces} \
+             in other clusters, with all claims in them."
         ),
         Volumes::Retain => format!(
-            "Claims to be kept, with their data in other clusters: {}. To be deleted: the namespaces that were created for \
-             {namespaces} there, unless claims were created directly in them.",
-            volumes.len()
+            "Claims to be kept, with their data in other clusters: {claims}. To be deleted: the namespaces that were created for \
+             {namespaces} there, unless claims were created directly in them."
         ),
         Volumes::Hold => format!("No volume of this driver blocks unoffloading {namespaces}."),
     }
