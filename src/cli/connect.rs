@@ -340,6 +340,10 @@ async fn connect(
     let remote_uid = remote.uid().await?;
     home.is_other_than(&remote_uid, &request.name, existing).await?;
     let fabric = existing.has_fabric(request)?;
+    if fabric {
+        home.is_new_to_fabric(&remote_uid, &request.name, existing)
+            .await?;
+    }
     let used = existing.namespace();
     let namespace = match (&request.remote_namespace, &used) {
         (Some(asked), _) => asked.clone(),

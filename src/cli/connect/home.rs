@@ -252,6 +252,40 @@ impl Home {
         }
     }
 
+    /// An error if the fabric serves the remote cluster under another name, because then it refuses this one.
+    pub(super) async fn is_new_to_fabric(
+        &self,
+        remote: &str,
+        name: &ClusterId,
+        existing: &Existing,
+    ) -> Outcome {
+        let known = existing.object.as_ref().and_then(RemoteCluster::cluster_uid);
+        if known == Some(remote) {
+            return Ok(());
+        }
+        let secrets = self.cluster.within::<Secret>(&self.namespace);
+        for other in self.cluster.all::<RemoteCluster>().list(None).await? {
+            let (Some(_), Some(reference)) = (&other.spec.fabric, &other.spec.kubeconfig_secret_ref) else {
+                continue;
+            };
+            let other_name = other.name_any();
+            if other_name == name.as_str() {
+                continue;
+            }
+            let secret = secrets.get(&reference.name).await?;
+            let written = secret.and_then(|it| it.annotations().get(CLUSTER_UID).cloned());
+            if other.cluster_uid() == Some(remote) || written.as_deref() == Some(remote) {
+                return Err(format!(
+                    "the cluster of this kubeconfig is already connected as {other_name}, and the fabric serves it under one name only: \
+                     --remote-kubeconfig and --remote-context name another cluster. To rename this one, first `liqo-csi disconnect \
+                     {other_name} --remote-context CONTEXT`"
+                )
+                .into());
+            }
+        }
+        Ok(())
+    }
+
     /// The other `RemoteCluster`s whose kubeconfig has a token of this identity in the cluster with this uid. One
     /// whose cluster is not known counts.
     pub(in crate::cli) async fn other_users(

@@ -543,6 +543,20 @@ async fn connect_refuses_another_cluster_under_the_same_name() {
 }
 
 #[tokio::test]
+async fn connect_refuses_a_second_name_that_the_fabric_would_refuse() {
+    let two = Two::new().await;
+    two.connect(&request()).await.unwrap();
+    let writes = two.home.writes() + two.remote.writes();
+    let second = Request {
+        name: "rome".parse().unwrap(),
+        ..request()
+    };
+    let why = said(two.connect(&second).await);
+    assert!(why.contains("as milan"), "{why}");
+    assert_eq!(two.home.writes() + two.remote.writes(), writes);
+}
+
+#[tokio::test]
 async fn labels_of_an_existing_namespace_are_kept() {
     let two = Two::new().await;
     two.remote

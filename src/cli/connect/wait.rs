@@ -30,6 +30,11 @@ fn condition(object: &RemoteCluster) -> Option<&Condition> {
     conditions.iter().find(|it| it.type_ == READY)
 }
 
+/// Whether waiting does not help.
+fn is_refused(now: Option<&Condition>) -> bool {
+    now.is_some_and(|it| it.reason == "Refused")
+}
+
 /// The object, once the controller reaches its cluster by this kubeconfig; `None` if it does not in
 /// time, after printing the reason.
 pub(super) async fn until_reached(
@@ -61,8 +66,7 @@ pub(super) async fn until_reached(
             println!("  {words}");
             shown = words;
         }
-        let is_refused = now.is_some_and(|it| it.reason == "Refused");
-        if is_refused || Instant::now() >= until {
+        if is_refused(now) || Instant::now() >= until {
             eprint!("{}", explain(home, name, endpoint, &object, now).await);
             return Ok(None);
         }
@@ -93,6 +97,12 @@ async fn explain(
             "{name}: all objects exist, but the controller has not tried the new kubeconfig in time. {why}\n"
         );
     };
+    if is_refused(now) {
+        return format!(
+            "{name}: all objects exist, but the driver refuses the cluster: {message}\nFix that, and run this again; or `liqo-csi \
+             disconnect {name} --remote-context CONTEXT` deletes everything.\n"
+        );
+    }
     let lower = message.to_ascii_lowercase();
     let hint = if lower.contains("certificate") {
         format!(
@@ -120,6 +130,28 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::cli::connect::tests::Two;
+
+    #[tokio::test]
+    async fn the_network_is_not_the_cause_of_a_refusal() {
+        let two = Two::new().await;
+        let (home, _) = two.ends().await;
+        let endpoint = Endpoint {
+            server: "https://192.0.2.1".to_owned(),
+            authority: None,
+            tls_server_name: None,
+        };
+        let object = serde_json::from_value(json!({"metadata": {}, "spec": {}})).unwrap();
+        for (reason, is_network) in [("Unreachable", true), ("Refused", false)] {
+            let now = serde_json::from_value(json!({
+                "type": "Ready", "status": "False", "reason": reason, "message": "no",
+                "lastTransitionTime": "2026-01-01T00:00:00Z",
+            }));
+            let now: Condition = now.unwrap();
+            let text = explain(&home, &"milan".parse().unwrap(), &endpoint, &object, Some(&now)).await;
+            assert_eq!(text.contains("firewalls"), is_network, "{text}");
+        }
+    }
 
     #[test]
     fn a_condition_about_another_kubeconfig_or_spec_is_ignored() {
