@@ -188,6 +188,19 @@ impl Cluster {
         rights: Rights,
         calls: Calls,
     ) -> Self {
+        let lists = Some(Arc::new(Semaphore::new(REMOTE_LISTS)));
+        Self::other(id, home, client, rights, calls, lists)
+    }
+
+    /// A cluster other than the one in which the driver runs. Only with `lists` its lists are limited.
+    fn other(
+        id: ClusterId,
+        home: &ClusterId,
+        client: Client,
+        rights: Rights,
+        calls: Calls,
+        lists: Option<Arc<Semaphore>>,
+    ) -> Self {
         let stop = CancellationToken::new();
         let budget = Budget::remote();
         let views = Views::start_remote(&client, home, rights, &budget, &stop);
@@ -201,7 +214,7 @@ impl Cluster {
             home: home.clone(),
             rights,
             budget,
-            lists: Some(Arc::new(Semaphore::new(REMOTE_LISTS))),
+            lists,
             recent: RecentLists::default(),
             awaited: AwaitedVolumes::default(),
             node_annotations: &[],
@@ -336,12 +349,12 @@ async fn identify(client: Client, call_timeout: Duration) -> Result<ClusterId, C
     Ok(cluster.uid().await?.unwrap_or_default().parse()?)
 }
 
-/// A cluster without watches.
+/// A cluster without watches, of the user who runs a command.
 fn unwatched(client: Client, name: &str, call_timeout: Duration) -> Result<Cluster, ConnectError> {
     let id: ClusterId = name.parse()?;
     let none = Rights::default();
     let calls = Calls::without_metrics(call_timeout);
-    Ok(Cluster::remote(id.clone(), &id, client, none, calls))
+    Ok(Cluster::other(id.clone(), &id, client, none, calls, None))
 }
 
 #[cfg(test)]

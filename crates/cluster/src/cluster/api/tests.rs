@@ -185,6 +185,25 @@ async fn a_page_that_is_too_large_is_read_in_parts() {
     assert!(asked(&api) > 2, "one page would be too large");
 }
 
+/// A large home cluster has lists that no remote cluster may have.
+#[tokio::test]
+async fn lists_of_commands_are_not_limited() {
+    let api = FakeApi::start().await;
+    let count = MOST_LISTED >> 20;
+    for number in 0..count {
+        put_large(&api, &number.to_string(), 1 << 20);
+    }
+    let listed = async |cluster: &Cluster| cluster.within::<ConfigMap>("ns").list(None).await;
+    let remote = api.remote_cluster("milan", crate::cluster::Rights::ALL).await;
+    let error = listed(&remote).await.unwrap_err();
+    assert!(matches!(error.cause, Cause::Malformed(_)), "{error}");
+
+    let mut config = kube::Config::new(api.url().parse().unwrap());
+    config.root_cert = Some(Vec::new());
+    let command = Cluster::connect_unwatched_with(config, "home", Duration::from_secs(30)).await;
+    assert_eq!(listed(&command.unwrap()).await.unwrap().len(), count);
+}
+
 #[tokio::test]
 async fn an_object_that_is_too_large_by_itself_is_named_and_not_left_out() {
     let api = FakeApi::start().await;
