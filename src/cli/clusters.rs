@@ -255,7 +255,7 @@ fn undeclared(id: &str, rows: &[&Row], is_known: bool) -> ClusterEntry {
         server_version: None,
         policy: String::new(),
         nodes: Vec::new(),
-        volumes: rows.len(),
+        volumes: rows.iter().filter(|row| row.twin.is_some()).count(),
         snapshots: 0,
         classes: Vec::new(),
         limits: Vec::new(),

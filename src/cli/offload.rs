@@ -441,14 +441,22 @@ fn ready_in(object: &NamespaceOffloading) -> Vec<String> {
         .collect()
 }
 
-/// Prints the conditions of the clusters in which the namespace is not ready, or not deleted.
-pub(super) fn print_not_ready(object: &NamespaceOffloading) {
-    let status = object.status.iter();
-    for (cluster, conditions) in status.flat_map(|it| &it.remote_namespaces_conditions) {
-        if let Some(condition) = conditions.iter().rev().find(|it| it.status != "True") {
-            eprintln!("  {cluster}: {}: {}", condition.reason, condition.message);
-        }
+/// Prints the conditions of the clusters in which the namespace is not ready.
+fn print_not_ready(object: &NamespaceOffloading) {
+    for line in not_ready(object) {
+        eprintln!("  {line}");
     }
+}
+
+/// The conditions of the clusters in which the namespace is not ready, or not deleted.
+pub(super) fn not_ready(object: &NamespaceOffloading) -> Vec<String> {
+    let status = object.status.iter();
+    let clusters = status.flat_map(|it| &it.remote_namespaces_conditions);
+    let waiting = clusters.filter_map(|(cluster, conditions)| {
+        let condition = conditions.iter().rev().find(|it| it.status != "True")?;
+        Some(format!("{cluster}: {}: {}", condition.reason, condition.message))
+    });
+    waiting.collect()
 }
 
 #[cfg(test)]

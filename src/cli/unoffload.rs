@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep};
 use super::{
     Outcome,
     common::{ClusterArgs, Place, block_on, namespaces, place, print_unknown},
-    offload::print_not_ready,
+    offload::not_ready,
     process::duration,
 };
 use crate::{
@@ -23,6 +23,7 @@ use crate::{
     inspect::{
         Scope, Storage,
         rows::{Row, rows},
+        why_not_offloaded,
     },
     offload::{Volumes, pods::FINALIZER},
 };
@@ -332,8 +333,16 @@ async fn follow(cluster: &Cluster, namespace: &str, uid: Option<&str>, until: In
             );
         }
         if Instant::now() >= until {
-            eprintln!("{namespace}: not unoffloaded in time; this continues in the background:");
-            print_not_ready(&object);
+            let waiting = not_ready(&object);
+            if waiting.is_empty() {
+                let why = why_not_offloaded(cluster).await;
+                eprintln!("{namespace}: not unoffloaded in time: {why}");
+            } else {
+                eprintln!(
+                    "{namespace}: not unoffloaded in time; this continues in the background:\n  {}",
+                    waiting.join("\n  ")
+                );
+            }
             return Ok(false);
         }
         sleep(POLL_INTERVAL).await;

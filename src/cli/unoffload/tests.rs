@@ -273,3 +273,22 @@ async fn a_namespace_that_is_offloaded_again_is_an_error() {
     let error = unoffload(&home, wanted).await.unwrap_err().to_string();
     assert!(error.contains("shop: ") && error.contains("GitOps"), "{error}");
 }
+
+#[tokio::test]
+async fn after_the_timeout_the_fabric_is_checked_unless_a_cluster_says_why() {
+    for (reason, is_checked) in [("NamespaceCreated", true), ("Terminating", false)] {
+        let home = shop().await;
+        home.change(OFFLOADING, |it| {
+            let ready = &mut it["status"]["remoteNamespacesConditions"]["milan"][0];
+            ready["reason"] = reason.into();
+            ready["status"] = if is_checked { "True" } else { "False" }.into();
+        });
+        let wanted = NamespaceArgs {
+            delete_volumes: true,
+            ..args()
+        };
+        assert_eq!(unoffload(&home, wanted).await.unwrap(), ExitCode::FAILURE);
+        let is_lease = |it: &String| it.ends_with("/leases");
+        assert_eq!(home.requests().iter().any(is_lease), is_checked, "{reason}");
+    }
+}
