@@ -4,8 +4,11 @@
 /// Why pods cannot use an address, or may not be able to.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UnusableAddress {
-    /// A host name that resolves only on the user's machine.
-    #[error("the name {0} resolves only on the machine that runs the cluster, not in pods")]
+    /// A host name that may resolve only on the user's machine: some organizations have `.local` in their DNS.
+    #[error(
+        "the name {0} may resolve only on the machine that runs the cluster; if it resolves in pods too, pass the same URL \
+         explicitly"
+    )]
     LocalName(String),
     /// A URL with a path: a proxy in front of the API server.
     #[error(
