@@ -228,6 +228,21 @@ impl Request {
         Ok(wanted)
     }
 
+    /// The outcome of a step between the revocation of the tokens and the next token.
+    fn after_revocation<T>(&self, outcome: Outcome<T>) -> Outcome<T> {
+        outcome.map_err(|error| {
+            if self.revoke_tokens {
+                format!(
+                    "{error}. The tokens are revoked already, so the driver has none: run this again, with --token-only if you may not \
+                     change the rights there"
+                )
+                .into()
+            } else {
+                error
+            }
+        })
+    }
+
     /// The namespaces for claims there, of an identity that has these now.
     fn listed(&self, level: Level, now: BTreeSet<NamespaceName>) -> Outcome<BTreeSet<NamespaceName>> {
         if !level.is_listed() {
@@ -370,9 +385,9 @@ async fn connect(
             .await?;
     }
     if !request.token_only {
-        remote.apply(level, &identity, &current).await?;
+        request.after_revocation(remote.apply(level, &identity, &current).await)?;
     }
-    let token = remote.token(&identity.namespace, lifetime).await?;
+    let token = request.after_revocation(remote.token(&identity.namespace, lifetime).await)?;
     let kubeconfig = endpoint.kubeconfig(&token, &remote.authority(&identity.namespace, endpoint).await?)?;
     home.write_secret(&request.name, existing, &kubeconfig, &remote_uid)
         .await?;

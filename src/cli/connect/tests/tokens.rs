@@ -141,6 +141,28 @@ async fn nothing_is_revoked_if_no_token_could_be_given_afterwards() {
 }
 
 #[tokio::test]
+async fn a_failure_after_the_revocation_says_how_the_driver_gets_a_token() {
+    let two = Two::new().await;
+    two.connect(&request()).await.unwrap();
+    let token = two.token();
+    two.remote.fault(Fault::new(
+        "PATCH",
+        "/validatingadmissionpolicies/",
+        Act::Refuse(403),
+    ));
+    let mut revoke = Request {
+        revoke_tokens: true,
+        ..request()
+    };
+    let why = said(two.connect(&revoke).await);
+    assert!(why.contains("--token-only"), "{why}");
+    assert_eq!(two.token(), token);
+    (revoke.token_only, revoke.revoke_tokens) = (true, false);
+    two.connect(&revoke).await.unwrap();
+    assert_ne!(two.token(), token);
+}
+
+#[tokio::test]
 async fn a_session_recreated_by_others_is_not_used() {
     let two = Two::new().await;
     let session = format!("{NAMESPACE}/secrets/{SESSION}");
