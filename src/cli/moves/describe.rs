@@ -65,6 +65,8 @@ pub(super) fn end(of: &VolumeMove) -> Option<End> {
         });
     }
     match phase(of)? {
+        // The recovery begins when the driver has found that the target is lost.
+        Phase::Retaining if of.spec.recover_source => None,
         Phase::Retaining | Phase::Done => Some(End::Moved),
         Phase::Cancelled => Some(End::Cancelled),
         Phase::Recovered => Some(End::Recovered),
@@ -111,6 +113,9 @@ pub(super) fn sentence(of: &VolumeMove) -> String {
         }
         Phase::Finishing => "copying and comparing the rest".to_owned(),
         Phase::Committing => "the volumes are at the target; their claims are being bound to them".to_owned(),
+        Phase::Retaining if of.spec.recover_source => {
+            "the recovery of the source is requested, and begins if the target is lost".to_owned()
+        }
         Phase::Retaining | Phase::Done => {
             let downtime = status.downtime.and_then(|downtime| downtime.actual);
             let kept = status.retained_until.filter(|_| phase == Phase::Retaining);
@@ -146,7 +151,7 @@ pub(super) fn sentence(of: &VolumeMove) -> String {
 
 fn ready(of: &VolumeMove) -> &'static str {
     if of.stopped_by().is_some() {
-        return "little is left to copy, but each cut-over took longer than the maximum downtime: the condition Stalled says what to do";
+        return "little is left to copy, but each cut-over took too long: the condition Stalled says what to do";
     }
     let is_asked = of.spec.cutover.mode == CutoverMode::Auto || of.spec.cutover.requested;
     match (is_asked, of.spec.quiesce.mode) {
@@ -228,6 +233,16 @@ mod tests {
         let refused = json!({"name": "Failed"});
         for (spec, status, expected) in [
             (json!({}), json!({"phase": "Retaining"}), Some(0)),
+            (
+                json!({"recoverSource": true}),
+                json!({"phase": "Retaining"}),
+                None,
+            ),
+            (
+                json!({"recoverSource": true}),
+                json!({"phase": "Recovered"}),
+                Some(3),
+            ),
             (json!({}), json!({"phase": "Done"}), Some(0)),
             (json!({}), json!({"phase": "Copying"}), None),
             (json!({}), json!({"phase": "Cancelled"}), Some(3)),
