@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use clap::{ArgGroup, ValueEnum};
 use kube::ResourceExt;
+use serde_json::json;
 
 use super::{Place, describe, follow::follow};
 use crate::{
@@ -19,6 +20,10 @@ use crate::{
 
 /// Length of the suffix that distinguishes the moves of one claim.
 const SUFFIX: usize = 5;
+/// Length of the longest name of an object.
+const LONGEST_NAME: usize = 253;
+/// For how long a source is kept by default.
+pub(super) const RETAIN_SOURCE: &str = "24h";
 
 #[derive(clap::Args)]
 #[command(group(ArgGroup::new("target").required(true)))]
@@ -58,7 +63,7 @@ pub(super) struct VolumeArgs {
     #[arg(long, value_enum, default_value = "incremental")]
     verify: Compared,
     /// For how long the source is kept after the move.
-    #[arg(long, value_name = "DURATION", default_value = "24h")]
+    #[arg(long, value_name = "DURATION", default_value = RETAIN_SOURCE)]
     retain_source: String,
     /// Which losses to accept. For others the move is refused, or waits.
     #[arg(long, value_enum, value_delimiter = ',', value_name = "WHAT")]
@@ -119,30 +124,88 @@ pub(super) async fn begin(args: VolumeArgs) -> Outcome<ExitCode> {
     let waits = !args.no_wait;
     let (place, claim) = Place::find(&args.claim, &args.cluster).await?;
     let spec = spec(&args, claims(&place.namespace, claim, &args.with)?);
-    let under_way = place.moves.find(|one| concerns(one, &spec)).await?;
-    if let Some(found) = under_way.first() {
-        let name = found.name_any();
-        if found.spec.claims == spec.claims && found.spec.target == spec.target {
-            eprintln!("the move {name} does that already; following it");
-            return follow(&place, &name, waits).await;
-        }
-        return Err(format!(
-            "the VolumeMove {}/{name} moves {} already: wait for its end, or cancel it with liqo-csi move cancel {name} -n {}",
-            place.namespace,
-            found.spec.claims.join(", "),
-            place.namespace
-        )
-        .into());
-    }
-    let name = create_move(&place, spec).await?;
+    let name = start(&place, spec).await?;
     follow(&place, &name, waits).await
+}
+
+/// Creates the move, unless the same one is in progress; the name of either.
+pub(super) async fn start(place: &Place, spec: VolumeMoveSpec) -> Outcome<String> {
+    // A dry run changes nothing, and reports a move that is in progress.
+    if spec.dry_run {
+        return create_move(place, spec).await;
+    }
+    let in_progress = place.moves.find(|one| concerns(one, &spec)).await?;
+    let is_same = |one: &&VolumeMove| {
+        one.spec.claims == spec.claims && one.spec.target == spec.target && !one.spec.cancel
+    };
+    if let Some(same) = in_progress.iter().find(is_same) {
+        join(place, same, &spec).await?;
+        return Ok(same.name_any());
+    }
+    let Some(other) = in_progress.first() else {
+        return create_move(place, spec).await;
+    };
+    let (namespace, name) = (&place.namespace, other.name_any());
+    Err(format!(
+        "the VolumeMove {namespace}/{name} moves {} already: wait for its end, or cancel it with liqo-csi move cancel {name} -n \
+         {namespace}",
+        other.spec.claims.join(", "),
+    )
+    .into())
+}
+
+/// Accepts the losses for the move that is in progress, too, and reports which options it does not have.
+async fn join(place: &Place, found: &VolumeMove, spec: &VolumeMoveSpec) -> Outcome {
+    let (namespace, name) = (&place.namespace, found.name_any());
+    eprintln!("the move {name} does that already; following it");
+    let mut accepted = found.spec.accept_loss.clone();
+    for loss in &spec.accept_loss {
+        if !accepted.contains(loss) {
+            accepted.push(*loss);
+        }
+    }
+    if accepted != found.spec.accept_loss {
+        let patch = json!({"metadata": {"uid": found.metadata.uid}, "spec": {"acceptLoss": accepted}});
+        place.moves.merge(&name, &patch).await?;
+    }
+    let others = other_options(&found.spec, spec);
+    if !others.is_empty() {
+        eprintln!(
+            "it has other values of {}, and keeps them: change its spec (kubectl edit vmove {name} -n {namespace}) or, where that \
+             is not allowed, cancel it and run this command again",
+            others.join(", ")
+        );
+    }
+    Ok(())
+}
+
+/// The options of which the two moves have different values. Losses are not among them.
+fn other_options(one: &VolumeMoveSpec, other: &VolumeMoveSpec) -> Vec<&'static str> {
+    let options = [
+        ("--evict", one.quiesce.mode != other.quiesce.mode),
+        ("--cutover", one.cutover.mode != other.cutover.mode),
+        (
+            "--max-downtime",
+            one.cutover.max_downtime != other.cutover.max_downtime,
+        ),
+        (
+            "--bandwidth",
+            one.transport.bandwidth != other.transport.bandwidth,
+        ),
+        ("--verify", one.verify != other.verify),
+        ("--retain-source", one.retain_source != other.retain_source),
+        ("--containers-...", one.mover != other.mover),
+    ];
+    let differing = options.into_iter().filter(|(_, differs)| *differs);
+    differing.map(|(option, _)| option).collect()
 }
 
 /// Creates the object; its name.
 pub(super) async fn create_move(place: &Place, spec: VolumeMoveSpec) -> Outcome<String> {
     let random = uuid::Uuid::new_v4().simple().to_string();
     let first = spec.claims.first().map_or("move", String::as_str);
-    let name = format!("{first}-{}", &random[..SUFFIX]);
+    let first = first.get(..LONGEST_NAME - SUFFIX - 1).unwrap_or(first);
+    let name = format!("{}-{}", first.trim_end_matches(['-', '.']), &random[..SUFFIX]);
     let mut wanted = VolumeMove::new(&name, spec);
     wanted.metadata.namespace = Some(place.namespace.clone());
     // The API server would refuse it as well, with a longer message.
@@ -152,10 +215,10 @@ pub(super) async fn create_move(place: &Place, spec: VolumeMoveSpec) -> Outcome<
     Ok(name)
 }
 
-/// Whether a move that has not ended is about one of these claims.
+/// Whether a move that has not ended is about one of these claims. Dry runs move nothing.
 fn concerns(one: &VolumeMove, spec: &VolumeMoveSpec) -> bool {
     let shares = one.spec.claims.iter().any(|claim| spec.claims.contains(claim));
-    shares && !describe::is_over(one)
+    shares && !one.spec.dry_run && !describe::is_over(one)
 }
 
 /// The claims of a move: the first one and those of `--with`, which may also be NAMESPACE/NAME.
@@ -249,6 +312,7 @@ mod tests {
     use clap::Parser;
 
     use super::*;
+    use crate::cluster::testing::FakeApi;
 
     #[derive(Parser)]
     struct Line {
@@ -334,5 +398,55 @@ mod tests {
             ..Default::default()
         });
         assert!(!concerns(&one, &asked(&["log", "--target-cluster", "c"])));
+    }
+
+    #[tokio::test]
+    async fn the_same_command_again_accepts_more_losses_of_the_move_in_progress() {
+        let api = FakeApi::start().await;
+        let place = Place::of(&api.cluster_unwatched().await, "shop".to_owned());
+        let to =
+            |more: &[&str]| asked(&[&["data", "-n", "shop", "--target-cluster", "b"][..], more].concat());
+        let name = start(&place, to(&["--accept-loss", "xattrs"])).await.unwrap();
+        let again = to(&["--accept-loss", "live,xattrs", "--evict", "--bandwidth", "1Mi"]);
+        assert_eq!(start(&place, again.clone()).await.unwrap(), name);
+        let found = place.moves.get(&name).await.unwrap().unwrap();
+        assert_eq!(
+            found.spec.accept_loss,
+            [Loss::ExtendedAttributes, Loss::LiveWrites]
+        );
+        assert_eq!(other_options(&found.spec, &again), ["--evict", "--bandwidth"]);
+        let elsewhere = asked(&["data", "-n", "shop", "--target-cluster", "c"]);
+        let refused = start(&place, elsewhere).await.unwrap_err().to_string();
+        assert!(refused.contains(&name), "{refused}");
+    }
+
+    #[tokio::test]
+    async fn a_dry_run_neither_replaces_a_move_nor_is_one() {
+        let api = FakeApi::start().await;
+        let place = Place::of(&api.cluster_unwatched().await, "shop".to_owned());
+        let to =
+            |more: &[&str]| asked(&[&["data", "-n", "shop", "--target-cluster", "b"][..], more].concat());
+        let mut names = Vec::new();
+        for more in [&["--dry-run"][..], &[], &["--dry-run"]] {
+            names.push(start(&place, to(more)).await.unwrap());
+        }
+        assert_eq!(place.moves.list(None).await.unwrap().len(), 3, "{names:?}");
+        assert_eq!(start(&place, to(&[])).await.unwrap(), names[1]);
+    }
+
+    #[tokio::test]
+    async fn a_move_of_a_claim_with_the_longest_name_has_a_valid_name() {
+        let api = FakeApi::start().await;
+        let place = Place::of(&api.cluster_unwatched().await, "shop".to_owned());
+        let claim = format!(
+            "{}.{}",
+            "x".repeat(LONGEST_NAME - SUFFIX - 2),
+            "y".repeat(SUFFIX + 1)
+        );
+        assert_eq!(claim.len(), LONGEST_NAME);
+        let name = create_move(&place, asked(&[claim.as_str(), "--target-cluster", "b"]))
+            .await
+            .unwrap();
+        assert!(name.len() <= LONGEST_NAME && name.contains("xx-"), "{name}");
     }
 }
