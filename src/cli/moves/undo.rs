@@ -11,16 +11,22 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
 use serde_json::json;
 
-use super::{Place, describe, follow::POLL_INTERVAL, orders::named, volume};
+use super::{
+    Place, describe,
+    follow::POLL_INTERVAL,
+    orders::named,
+    volume::{self, RETAIN_SOURCE},
+};
 use crate::{
     api::volume_move::{
-        ClaimStatus, Cutover, Loss, Target, TwinReference, VolumeMove, VolumeMoveSpec, kept_source,
+        ClaimStatus, Cutover, Loss, MoveRequest, Target, TwinReference, VolumeMove, VolumeMoveSpec,
+        kept_source,
     },
     cli::Outcome,
     volume::moving::Phase,
 };
 
-/// Creates the move back; its name.
+/// Creates the move back, unless it is in progress; its name.
 pub(super) async fn undo(
     place: &Place,
     name: &str,
@@ -43,7 +49,7 @@ pub(super) async fn undo(
         release(place, &of).await?;
     }
     eprintln!("{}", describe_target(&back.target));
-    volume::create_move(place, back).await
+    volume::start(place, back).await
 }
 
 /// Checks by a dry run that nothing but the kept copies blocks the move back. While these exist, the preflight cannot find
@@ -119,7 +125,7 @@ fn describe_target(target: &Target) -> String {
 }
 
 /// The same claims and options, to where the volumes were. The cut-over is not requested yet. What the first move might
-/// lose is not what this one may: only `accepted` is.
+/// lose is not what this one may: only `accepted` is. The source is always kept for some time.
 fn reverse(of: &VolumeMove, accepted: Vec<Loss>) -> Result<VolumeMoveSpec, String> {
     match describe::phase(of) {
         Some(Phase::Retaining | Phase::Done) => {}
@@ -134,8 +140,16 @@ fn reverse(of: &VolumeMove, accepted: Vec<Loss>) -> Result<VolumeMoveSpec, Strin
     }
     let claims = of.status.iter().flat_map(|status| &status.claims);
     let claims: Vec<&ClaimStatus> = claims.collect();
+    let request = MoveRequest::try_from(of).map_err(|error| error.to_string())?;
+    // Zero may have been set only to delete the copy, as `release` does.
+    let retain_source = if request.retain_source.is_zero() {
+        RETAIN_SOURCE.to_owned()
+    } else {
+        of.spec.retain_source.clone()
+    };
     Ok(VolumeMoveSpec {
         target: original_target(&claims)?,
+        retain_source,
         cutover: Cutover {
             requested: false,
             ..of.spec.cutover.clone()
@@ -353,6 +367,8 @@ mod tests {
         let back = api.object(&format!("{MOVES}{name}")).unwrap();
         assert_eq!(back["spec"]["target"]["cluster"], "milan");
         assert_eq!(back["spec"]["dryRun"], false);
+        // After an interruption, the same command again.
+        assert_eq!(undo(true, &[]).await.unwrap(), name);
     }
 
     #[test]
@@ -489,6 +505,15 @@ mod tests {
         assert_eq!(back.cutover.mode, CutoverMode::Manual);
         assert_eq!(back.cutover.max_downtime, "3m");
         assert!(!back.cutover.requested, "the cut-over is not requested");
+    }
+
+    #[test]
+    fn the_move_back_keeps_its_source_also_if_the_first_copy_was_deleted_on_request() {
+        for (first, back) in [("0s", RETAIN_SOURCE), ("0h0m", RETAIN_SOURCE), ("2h", "2h")] {
+            let mut of = ended("Done", "milan", &[was("home", "fast", &[])]);
+            of.spec.retain_source = first.to_owned();
+            assert_eq!(reverse(&of, Vec::new()).unwrap().retain_source, back, "{first}");
+        }
     }
 
     #[test]
