@@ -43,7 +43,7 @@ Examples:
 const FORM: &str = "The controller does the work, also after this command has ended: Ctrl-C only stops following.
 Exit status: 0 the volumes are at the target (or, with --dry-run, nothing blocks the move); 2 it was refused, and
 nothing was changed; 3 it was cancelled or its source was recovered, 4 it has failed: the volumes are where they
-were before. What a move does, keeps and costs is in docs/move.md.";
+were before; 130 Ctrl-C. What a move does, keeps and costs is in docs/move.md.";
 
 /// Moves volumes to another node, cluster or storage class while their pods run.
 #[derive(clap::Args)]

@@ -1,13 +1,13 @@
 //! Follows a move: prints its changes, shows a progress bar on a terminal, and returns the exit status.
 
-use std::{collections::BTreeSet, process::ExitCode, time::Duration};
+use std::{collections::BTreeSet, process::ExitCode};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::{
     Place,
     describe::{End, cold, copied, end, sentence},
-    orders::named,
+    orders::{POLL_INTERVAL, named, read_again},
 };
 use crate::{
     api::volume_move::{UNSEEN, VolumeMove},
@@ -15,33 +15,39 @@ use crate::{
     volume::moving::Phase,
 };
 
-pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(if cfg!(test) { 10 } else { 1000 });
+/// The exit status after Ctrl-C, as of a program that the signal has ended.
+const INTERRUPTED: u8 = 130;
 const BAR: &str = "{bar:30} {binary_bytes} of {binary_total_bytes} ({percent} %){msg}";
 
 /// Prints the state of a move and, unless `waits` is false, follows it to its end. Ctrl-C only ends the
 /// following.
 pub(super) async fn follow(place: &Place, name: &str, waits: bool) -> Outcome<ExitCode> {
     let mut printed = Printed::new();
+    tokio::select! {
+        ended = until_ended(place, name, waits, &mut printed) => ended,
+        // Not one for each read: signals between two of them would be lost.
+        interrupted = tokio::signal::ctrl_c() => {
+            interrupted?;
+            printed.bar.finish_and_clear();
+            eprintln!("the move continues; liqo-csi move status {name} -n {} follows it", place.namespace);
+            Ok(ExitCode::from(INTERRUPTED))
+        }
+    }
+}
+
+async fn until_ended(place: &Place, name: &str, waits: bool, printed: &mut Printed) -> Outcome<ExitCode> {
+    let mut of = named(place, name).await?;
     loop {
-        let of = named(place, name).await?;
         printed.show(&format!("{}/{name}", place.namespace), &of);
-        let ended = end(&of);
-        if let Some(ended) = ended {
+        if let Some(ended) = end(&of) {
             printed.end(&of, ended);
             return Ok(ExitCode::from(ended.code()));
         }
         if !waits {
             return Ok(ExitCode::SUCCESS);
         }
-        tokio::select! {
-            () = tokio::time::sleep(POLL_INTERVAL) => {}
-            interrupted = tokio::signal::ctrl_c() => {
-                interrupted?;
-                printed.bar.finish_and_clear();
-                eprintln!("the move continues; liqo-csi move status {name} -n {} follows it", place.namespace);
-                return Ok(ExitCode::SUCCESS);
-            }
-        }
+        tokio::time::sleep(POLL_INTERVAL).await;
+        of = read_again(place, name).await?;
     }
 }
 
@@ -104,6 +110,9 @@ impl Printed {
         match copied(of).filter(|_| is_copying) {
             Some(progress) => {
                 let number = |bytes: i64| u64::try_from(bytes).unwrap_or_default();
+                if self.bar.is_finished() {
+                    self.bar.reset();
+                }
                 self.bar.set_length(number(progress.total));
                 self.bar.set_position(number(progress.done));
                 let left = of.status.as_ref().and_then(|status| status.time_left.as_ref());
@@ -135,5 +144,65 @@ impl Printed {
 
     fn line(&self, text: &str) {
         self.bar.suspend(|| println!("{text}"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{future::pending, process::Command};
+
+    use serde_json::{from_value, json};
+
+    use super::*;
+    use crate::cluster::testing::{Act, FakeApi, Fault};
+
+    fn of(phase: &str) -> VolumeMove {
+        from_value(json!({
+            "apiVersion": "storage.liqo.io/v1alpha1", "kind": "VolumeMove",
+            "metadata": {"name": "one", "namespace": "shop"},
+            "spec": {"claims": ["data"], "target": {"cluster": "milan"}},
+            "status": {"phase": phase, "claims": [
+                {"name": "data", "bytes": {"total": 100, "done": 10, "sent": 10}},
+            ]},
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn the_bar_is_shown_in_each_phase_that_copies() {
+        let mut printed = Printed::new();
+        for (phase, is_shown) in [
+            ("Preparing", false),
+            ("Copying", true),
+            ("Draining", false),
+            ("Finishing", true),
+        ] {
+            printed.show("shop/one", &of(phase));
+            assert_eq!(!printed.bar.is_finished(), is_shown, "{phase}");
+        }
+    }
+
+    #[tokio::test]
+    async fn an_interrupted_command_has_not_succeeded() {
+        let api = FakeApi::start().await;
+        let place = Place::of(&api.cluster_unwatched().await, "shop".to_owned());
+        api.put(
+            "/apis/storage.liqo.io/v1alpha1/namespaces/shop/volumemoves/one",
+            serde_json::to_value(of("Copying")).unwrap(),
+        );
+        // The signal arrives while the API server does not answer.
+        api.fault(Fault::new("GET", "/volumemoves/one", Act::Hang));
+        let interrupt = async {
+            // Of this process, in which the signal is handled by now.
+            let kill = Command::new("sh").args(["-c", "kill -INT $PPID"]).status();
+            assert!(kill.unwrap().success());
+            pending().await
+        };
+        let code = tokio::select! {
+            biased;
+            code = follow(&place, "one", true) => code.unwrap(),
+            () = interrupt => unreachable!("it never ends"),
+        };
+        assert_eq!(code, ExitCode::from(INTERRUPTED));
     }
 }

@@ -1,10 +1,17 @@
 //! Changes that a user can request of a move that has not ended. Undoing one that has ended is in
 //! `undo`.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
+use tokio::time::{Instant, sleep};
 
 use super::{Place, describe};
 use crate::{api::volume_move::VolumeMove, cli::Outcome, volume::moving::Phase};
+
+pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(if cfg!(test) { 10 } else { 1000 });
+/// How long an API server may be unreachable while a move is followed.
+const PATIENCE: Duration = Duration::from_mins(5);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Order {
@@ -92,7 +99,27 @@ fn loss_text(of: &VolumeMove) -> Result<String, &'static str> {
 }
 
 pub(super) async fn named(place: &Place, name: &str) -> Outcome<VolumeMove> {
-    let found = place.moves.get(name).await?;
+    existing(place, name, place.moves.get(name).await?)
+}
+
+/// Reads a move once more. Moves take hours, so the API server may be unreachable meanwhile.
+pub(super) async fn read_again(place: &Place, name: &str) -> Outcome<VolumeMove> {
+    let (began, mut is_reported) = (Instant::now(), false);
+    loop {
+        match place.moves.get(name).await {
+            Err(error) if error.is_transient() && began.elapsed() < PATIENCE => {
+                if !is_reported {
+                    eprintln!("{error}; trying again");
+                }
+                is_reported = true;
+                sleep(POLL_INTERVAL).await;
+            }
+            found => return existing(place, name, found?),
+        }
+    }
+}
+
+fn existing(place: &Place, name: &str, found: Option<VolumeMove>) -> Outcome<VolumeMove> {
     Ok(found.ok_or_else(|| {
         format!(
             "there is no VolumeMove {}/{name}; liqo-csi move list -n {} shows all",
@@ -106,6 +133,7 @@ mod tests {
     use serde_json::from_value;
 
     use super::*;
+    use crate::cluster::testing::{Act, FakeApi, Fault};
 
     fn of(phase: &str) -> VolumeMove {
         from_value(json!({
@@ -135,6 +163,20 @@ mod tests {
             let said = loss_text(&of(phase)).unwrap_err();
             assert!(said.contains(why), "{said}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_move_is_read_again_while_the_api_server_is_unreachable() {
+        let api = FakeApi::start().await;
+        let place = Place::of(&api.impatient_cluster().await, "shop".to_owned());
+        api.put(
+            "/apis/storage.liqo.io/v1alpha1/namespaces/shop/volumemoves/one",
+            serde_json::to_value(of("Copying")).unwrap(),
+        );
+        api.fault(Fault::new("GET", "/volumemoves/one", Act::Hang).times(1));
+        read_again(&place, "one").await.unwrap();
+        api.fault(Fault::new("GET", "/volumemoves/one", Act::Refuse(403)));
+        assert!(read_again(&place, "one").await.is_err());
     }
 
     #[test]

@@ -13,8 +13,7 @@ use serde_json::json;
 
 use super::{
     Place, describe,
-    follow::POLL_INTERVAL,
-    orders::named,
+    orders::{POLL_INTERVAL, named, read_again},
     volume::{self, RETAIN_SOURCE},
 };
 use crate::{
@@ -95,9 +94,8 @@ async fn release(place: &Place, of: &VolumeMove) -> Outcome {
 
 /// Reads the move until `of` returns something, and prints what the move waits for.
 async fn until<T>(place: &Place, name: &str, of: impl Fn(&VolumeMove) -> Option<T>) -> Outcome<T> {
-    let mut waited_for = None;
+    let (mut now, mut waited_for) = (named(place, name).await?, None);
     loop {
-        let now = named(place, name).await?;
         if let Some(found) = of(&now) {
             return Ok(found);
         }
@@ -109,6 +107,7 @@ async fn until<T>(place: &Place, name: &str, of: impl Fn(&VolumeMove) -> Option<
         }
         waited_for = waits_for;
         tokio::time::sleep(POLL_INTERVAL).await;
+        now = read_again(place, name).await?;
     }
 }
 
