@@ -56,10 +56,14 @@ pub(super) async fn give(place: &Place, name: &str, order: Order) -> Outcome {
     if let Some(why) = order.too_late(&of) {
         return Err(format!("{}/{name}: {why}", place.namespace).into());
     }
-    // Not onto another VolumeMove that has the name since.
-    let mut patch = order.patch();
-    patch["metadata"]["uid"] = json!(of.metadata.uid);
-    place.moves.merge(name, &patch).await?;
+    // A cut-over that was tried too often is tried again only after a change of the spec.
+    let is_repeated = order == Order::Cutover && of.spec.cutover.requested && of.stopped_by().is_some();
+    let first = is_repeated.then(|| json!({"spec": {"cutover": {"requested": false}}}));
+    for mut patch in first.into_iter().chain([order.patch()]) {
+        // Not onto another VolumeMove that has the name since.
+        patch["metadata"]["uid"] = json!(of.metadata.uid);
+        place.moves.merge(name, &patch).await?;
+    }
     Ok(())
 }
 
@@ -162,6 +166,24 @@ mod tests {
         ] {
             let said = loss_text(&of(phase)).unwrap_err();
             assert!(said.contains(why), "{said}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_cutover_that_was_tried_too_often_is_requested_again() {
+        const PATH: &str = "/apis/storage.liqo.io/v1alpha1/namespaces/shop/volumemoves/one";
+        let api = FakeApi::start().await;
+        let place = Place::of(&api.cluster_unwatched().await, "shop".to_owned());
+        let mut tried = serde_json::to_value(of("Ready")).unwrap();
+        tried["spec"]["cutover"]["requested"] = true.into();
+        // Only a change of the spec makes the driver try it again.
+        for (times, changes) in [(2, 1), (3, 2)] {
+            tried["status"]["overruns"] = json!({"reason": "MaxDowntimeExceeded", "count": times});
+            api.put(PATH, tried.clone());
+            let before = api.writes();
+            give(&place, "one", Order::Cutover).await.unwrap();
+            assert_eq!(api.writes() - before, changes, "{times}");
+            assert!(named(&place, "one").await.unwrap().spec.cutover.requested);
         }
     }
 
