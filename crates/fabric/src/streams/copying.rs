@@ -14,6 +14,9 @@ use tokio::{
 /// Bytes in memory for each direction of a stream.
 const BUFFER: usize = 16 << 10;
 
+/// The same as `linger` after one direction has failed.
+const AFTER_FAILURE: Duration = Duration::from_secs(1);
+
 /// Copies until both sides have closed. A close of one side is passed on, and the other may still send, until it has
 /// sent nothing for `linger`. While both are open, there is no idle limit.
 pub(super) async fn copy(
@@ -27,20 +30,22 @@ pub(super) async fn copy(
     let there = pass(one_reader, other_writer, &passed);
     let back = pass(other_reader, one_writer, &passed);
     tokio::pin!(there, back);
-    let is_there = tokio::select! {
-        ended = &mut there => ended.map(|()| true)?,
-        ended = &mut back => ended.map(|()| false)?,
+    let (is_there, first) = tokio::select! {
+        ended = &mut there => (true, ended),
+        ended = &mut back => (false, ended),
     };
+    // A side that accepts no more data may have sent its last data, such as an exit status, before.
+    let patience = first.as_ref().map_or(linger.min(AFTER_FAILURE), |()| linger);
     loop {
         let before = passed.load(Ordering::Relaxed);
         let ended = if is_there {
-            timeout(linger, &mut back).await
+            timeout(patience, &mut back).await
         } else {
-            timeout(linger, &mut there).await
+            timeout(patience, &mut there).await
         };
         match ended {
-            Ok(ended) => return ended,
-            Err(_) if passed.load(Ordering::Relaxed) == before => return Ok(()),
+            Ok(ended) => return first.and(ended),
+            Err(_) if passed.load(Ordering::Relaxed) == before => return first,
             Err(_) => {}
         }
     }
@@ -93,6 +98,24 @@ mod tests {
         home.read_to_string(&mut heard).await.unwrap();
         assert_eq!(heard, "sorted ".repeat(5));
         copying.await.unwrap().unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_a_side_has_sent_before_it_accepts_no_more_arrives() {
+        // Which direction is tried first is random.
+        for _ in 0..50 {
+            let (mut home, one) = duplex(1000);
+            let (mut there, other) = duplex(10);
+            home.write_all(&[0; 1000]).await.unwrap();
+            let copying = tokio::spawn(copy(one, other, LINGER));
+            tokio::task::yield_now().await;
+            there.write_all(b"exit 3").await.unwrap();
+            drop(there);
+            let mut heard = String::new();
+            home.read_to_string(&mut heard).await.unwrap();
+            assert_eq!(heard, "exit 3");
+            assert!(copying.await.unwrap().is_err());
+        }
     }
 
     #[tokio::test(start_paused = true)]
