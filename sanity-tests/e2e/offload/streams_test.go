@@ -357,7 +357,7 @@ func TestEachVirtualNodeServesOnlyItsOwnPods(t *testing.T) {
 		code, text := one.get(t.Context(), "containerLogs/"+other.Name+"/web/main")
 		if code == http.StatusOK {
 			user.Violated(t, "%s has the log of a pod of %s: %s", one.node, other.node, text)
-		} else if code != http.StatusNotFound || !strings.Contains(text, "on the node "+one.node) {
+		} else if code != http.StatusBadRequest || !strings.Contains(text, "on the node "+one.node) {
 			t.Errorf("for a pod of %s, %s returns %d: %s", other.node, one.node, code, text)
 		}
 		one.Eventually("the node to return metrics of its pod, and of no others", func(ctx context.Context) (string, error) {

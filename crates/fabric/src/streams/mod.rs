@@ -389,7 +389,7 @@ impl Kubelet {
                 kind, namespace, pod, ..
             } = &stream;
             tracing::info!(?kind, namespace, pod, why = %refusal, "a stream is refused");
-            refusal.answer()
+            refusal.answer_to(*kind)
         })
     }
 

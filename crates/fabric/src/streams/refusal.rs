@@ -7,7 +7,7 @@ use axum::http::{HeaderValue, Response, StatusCode, header};
 use http::Method;
 use http_body_util::{BodyExt, Full};
 
-use super::Answer;
+use super::{Answer, request::Kind};
 use crate::{cluster::ApiError, fleet::Unreachable};
 
 /// Why a request is refused.
@@ -75,6 +75,22 @@ impl Refusal {
 
     pub(super) fn answer(&self) -> Answer {
         text(self.status(), format!("{self}\n"))
+    }
+
+    /// The answer to a request of this kind.
+    pub(super) fn answer_to(&self, kind: Kind) -> Answer {
+        text(passed_on(kind, self.status()), format!("{self}\n"))
+    }
+}
+
+/// The status with which an API server passes on the text of an answer. For logs it replaces the texts of other codes
+/// by its own, such as "the server is currently unable to handle the request" (`GenericHttpResponseChecker`).
+pub(super) fn passed_on(kind: Kind, status: StatusCode) -> StatusCode {
+    match (kind, status) {
+        (Kind::Exec | Kind::Attach | Kind::PortForward, _)
+        | (_, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::TOO_MANY_REQUESTS) => status,
+        (Kind::Logs, _) if status.is_client_error() => StatusCode::BAD_REQUEST,
+        (Kind::Logs, _) => StatusCode::INTERNAL_SERVER_ERROR,
     }
 }
 

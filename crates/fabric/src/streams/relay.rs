@@ -23,7 +23,7 @@ use super::{
     Answer, Refusal,
     copying::copy,
     metrics::Open,
-    refusal::text,
+    refusal::{passed_on, text},
     request::{Kind, StreamRequest},
     target::Target,
 };
@@ -147,6 +147,12 @@ impl Relay {
             let why = format!("{status} to a request for a stream");
             return Err(Refusal::BadAnswer(cluster(), why));
         }
+        if status == StatusCode::UNAUTHORIZED {
+            // Clients would report that their user is not logged in here.
+            let why = "it does not accept the credentials of its RemoteCluster".to_owned();
+            return Err(Refusal::BadAnswer(cluster(), why));
+        }
+        let status = passed_on(stream.kind, status);
         let kind = pick_headers(answer.headers(), &[CONTENT_TYPE]);
         let body = Limited::new(answer.into_body(), LONGEST_REFUSAL).collect();
         let body = timeout(self.answer, body).await;

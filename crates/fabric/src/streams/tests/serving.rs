@@ -1,7 +1,7 @@
 //! Which requests are passed on, and which are refused.
 
 use super::*;
-use crate::streams::request::Kind;
+use crate::streams::{refusal::passed_on, request::Kind};
 
 /// Bytes of which no two pieces are alike.
 fn noise(length: u32) -> Vec<u8> {
@@ -121,7 +121,14 @@ async fn a_log_is_passed_on_as_it_is_written() {
 #[tokio::test]
 async fn errors_of_the_remote_api_server_are_passed_on() {
     const BODY: &str = r#"{"kind":"Status","code":400,"message":"container app is waiting to start"}"#;
-    for code in [400, 403, 404, 500] {
+    for (code, of_log) in [
+        (400, 400),
+        (403, 403),
+        (404, 400),
+        (409, 400),
+        (500, 500),
+        (503, 500),
+    ] {
         let world = World::new(Act::Refuse(code, BODY)).await;
         let (status, head) = world.request(EXEC, SPDY).await;
         assert_eq!(status.as_u16(), code);
@@ -130,10 +137,21 @@ async fn errors_of_the_remote_api_server_are_passed_on() {
             head.ends_with(BODY) && head.contains("content-type: application/json"),
             "{head}"
         );
+        // With a code for which API servers pass the text on.
         let (status, head) = world.request(LOGS, "").await;
-        assert_eq!(status.as_u16(), code);
+        assert_eq!(status.as_u16(), of_log);
         assert!(
             head.ends_with("\r\n\r\ncontainer app is waiting to start"),
+            "{head}"
+        );
+    }
+    // The user is not the one whose credentials are refused there.
+    let world = World::new(Act::Refuse(401, BODY)).await;
+    for (line, headers, code) in [(EXEC, SPDY, 502), (LOGS, "", 500)] {
+        let (status, head) = world.request(line, headers).await;
+        assert_eq!(status.as_u16(), code);
+        assert!(
+            head.contains("the cluster milan: it does not accept the credentials"),
             "{head}"
         );
     }
@@ -157,9 +175,9 @@ async fn an_unanswered_request_times_out() {
         ..Bounds::default()
     };
     let world = World::bounded(Act::NoAnswer, bounds).await;
-    for (line, headers) in [(EXEC, SPDY), (LOGS, "")] {
+    for (line, headers, code) in [(EXEC, SPDY, 504), (LOGS, "", 500)] {
         let (status, head) = world.request(line, headers).await;
-        assert_eq!(status, StatusCode::GATEWAY_TIMEOUT);
+        assert_eq!(status.as_u16(), code);
         assert!(
             head.contains("the cluster milan has not answered within 50ms"),
             "{head}"
@@ -237,9 +255,9 @@ async fn only_the_remote_pod_of_the_live_home_pod_is_reached() {
             (&world.there, POD_THERE)
         };
         World::change(api, path, &annotation(name), value);
-        for (line, headers) in [(EXEC, SPDY), (LOGS, "")] {
+        for (line, headers, kind) in [(EXEC, SPDY, Kind::Exec), (LOGS, "", Kind::Logs)] {
             let (answered, head) = world.request(line, headers).await;
-            assert_eq!(answered, status, "{head}");
+            assert_eq!(answered, passed_on(kind, status), "{head}");
             assert!(head.contains(expected), "{head}");
         }
         assert!(world.remote.requests().is_empty(), "{expected}");
@@ -254,7 +272,7 @@ async fn annotations_do_not_expose_namespaces_of_other_users() {
     world.home.change(POD, |pod| {
         pod["metadata"]["annotations"]["fabric.storage.liqo.io/remote-namespace"] = json!("theirs");
     });
-    let (answered, head) = world.request(LOGS, "").await;
+    let (answered, head) = world.request(EXEC, SPDY).await;
     assert_eq!(answered, StatusCode::NOT_FOUND, "{head}");
     let asked = |request: &String| *request == format!("GET {THEIRS}");
     assert!(!world.there.requests().iter().any(asked), "it was asked");
@@ -264,7 +282,7 @@ async fn annotations_do_not_expose_namespaces_of_other_users() {
             {"type": "fabric.storage.liqo.io/RemotePodStarted", "status": "True", "message": "uid"},
         ]});
     });
-    let (answered, head) = world.request(LOGS, "").await;
+    let (answered, head) = world.request(EXEC, SPDY).await;
     assert_eq!(answered, StatusCode::CONFLICT, "{head}");
 }
 
@@ -285,9 +303,9 @@ async fn a_recreated_home_pod_does_not_reach_the_old_remote_pod() {
 #[tokio::test]
 async fn a_node_serves_only_its_own_pods() {
     let world = World::new(Act::Echo).await;
-    for (line, headers) in [(EXEC, SPDY), (LOGS, "")] {
+    for (line, headers, code) in [(EXEC, SPDY, 404), (LOGS, "", 400)] {
         let (status, head) = world.request_at(world.other, line, headers).await;
-        assert_eq!(status, StatusCode::NOT_FOUND, "{head}");
+        assert_eq!(status.as_u16(), code, "{head}");
         assert!(
             head.contains("there is no pod shop/web on the node to-rome"),
             "{head}"
