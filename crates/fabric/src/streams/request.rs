@@ -1,6 +1,5 @@
 //! Translates requests to a kubelet into requests to an API server.
 
-use form_urlencoded::Serializer;
 use http::Method;
 use prometheus_client::encoding::EncodeLabelValue;
 
@@ -26,7 +25,8 @@ pub(super) struct StreamRequest {
     pub(super) namespace: String,
     pub(super) pod: String,
     container: Option<String>,
-    /// With the names that an API server has for them.
+    /// With the names that an API server has for them, and their values as they are encoded: a command may have bytes
+    /// that are not UTF-8.
     options: Vec<(&'static str, String)>,
 }
 
@@ -129,16 +129,17 @@ impl StreamRequest {
 
     /// Path and query of the same request to an API server, for the pod of this name in `namespace`.
     pub(super) fn path(&self, namespace: &str) -> String {
-        let mut query = Serializer::new(String::new());
-        if let Some(container) = &self.container {
-            query.append_pair("container", container);
-        }
-        query.extend_pairs(&self.options);
+        let container = self.container.iter().map(|name| ("container", name));
+        let options = self.options.iter().map(|(name, value)| (*name, value));
+        let query: Vec<String> = container
+            .chain(options)
+            .map(|(name, value)| format!("{name}={value}"))
+            .collect();
         format!(
             "/api/v1/namespaces/{namespace}/pods/{}/{}?{}",
             self.pod,
             self.kind.subresource(),
-            query.finish()
+            query.join("&")
         )
     }
 }
@@ -146,13 +147,13 @@ impl StreamRequest {
 fn options(kind: Kind, query: &str) -> Vec<(&'static str, String)> {
     let mut switched = vec![false; kind.switches().len()];
     let mut options = Vec::new();
-    let parameters = form_urlencoded::parse(query.as_bytes());
+    let parameters = query.split('&').filter_map(|pair| pair.split_once('='));
     // API servers without the feature gate refuse the parameter, and those with it have this default.
     for (name, value) in parameters.filter(|(name, value)| *name != "stream" || *value != ALL_STREAMS) {
-        if let Some(option) = kind.option(&name) {
-            options.push((option, value.into_owned()));
+        if let Some(option) = kind.option(name) {
+            options.push((option, value.to_owned()));
         } else if let Some(at) = kind.switches().iter().position(|(it, _)| *it == name) {
-            switched[at] |= is_on(&value);
+            switched[at] |= is_on(value);
         }
     }
     // Explicit, also if false: an API server has other defaults.
@@ -189,6 +190,11 @@ mod tests {
                 Method::POST,
                 "/exec/shop/web-0/app?command=sh&command=-c&command=a%26b%3Dc+d&input=1&output=1&error=0&tty=1",
                 "/exec?container=app&command=sh&command=-c&command=a%26b%3Dc+d&stdin=true&stdout=true&stderr=false&tty=true",
+            ),
+            (
+                Method::POST,
+                "/exec/shop/web-0/app?command=cat&command=caf%E9&output=1",
+                "/exec?container=app&command=cat&command=caf%E9&stdin=false&stdout=true&stderr=false&tty=false",
             ),
             (
                 Method::GET,
