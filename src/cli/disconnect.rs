@@ -275,7 +275,8 @@ async fn delete_declaration(
 /// Deletes the Secret with the kubeconfig, if `connect` created it and no other `RemoteCluster` names it.
 async fn delete_secret(home: &Home, secret: &Secret) -> Outcome {
     let name = secret.name_any();
-    let named_by = home.cluster.all::<RemoteCluster>().pick(None, None, |it| {
+    let clusters = home.cluster.all::<RemoteCluster>();
+    let named_by = clusters.pick(None, None, |it| {
         let names_it = it.spec.kubeconfig_secret_ref.as_ref()?.name == name;
         names_it.then(|| it.name_any())
     });

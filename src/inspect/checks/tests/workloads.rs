@@ -129,11 +129,11 @@ fn the_chart_grants_the_rights_that_are_checked() {
                 .any(|name| metadata["name"] == *name)
                 && metadata["namespace"].as_str() == right.namespace.as_deref()
         };
-        let mut rules = roles
+        let mut granted = roles
             .iter()
             .filter(is_its)
             .flat_map(|role| role["rules"].as_array().unwrap());
-        let is_granted = rules.any(|rule| {
+        let is_granted = granted.any(|rule| {
             rule["resourceNames"].is_null()
                 && lists(rule, "apiGroups", right.group)
                 && lists(rule, "resources", right.resource)
