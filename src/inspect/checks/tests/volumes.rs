@@ -234,6 +234,38 @@ fn waiting_claim(it: &mut Installation) {
 }
 
 #[test]
+fn imports_that_have_not_ended_are_reported() {
+    assert_found(&[
+        (
+            "import not complete",
+            |it| import(it, &json!({mark::ADOPT_FOR: "shop/old", mark::IMPORT: RECORD})),
+            W,
+            [
+                "PersistentVolume imported",
+                "shop/old is not complete",
+                "import pvc shop/old --undo",
+            ],
+        ),
+        (
+            "undo not complete",
+            |it| import(it, &json!({mark::IMPORT: RECORD})),
+            W,
+            [
+                "PersistentVolume imported",
+                "being undone",
+                "import pvc shop/old --undo",
+            ],
+        ),
+        (
+            "import by another version",
+            |it| import(it, &json!({mark::IMPORT: r#"{"version":9}"#})),
+            E,
+            ["PersistentVolume imported", "version 9", "began the import"],
+        ),
+    ]);
+}
+
+#[test]
 fn volumes_are_checked() {
     assert_found(&[
         (
@@ -280,32 +312,6 @@ fn volumes_are_checked() {
                 "web-0 waits",
                 "kubectl describe pvc",
             ],
-        ),
-        (
-            "import not complete",
-            |it| import(it, &json!({mark::ADOPT_FOR: "shop/old", mark::IMPORT: RECORD})),
-            W,
-            [
-                "PersistentVolume imported",
-                "shop/old is not complete",
-                "import pvc shop/old --undo",
-            ],
-        ),
-        (
-            "undo not complete",
-            |it| import(it, &json!({mark::IMPORT: RECORD})),
-            W,
-            [
-                "PersistentVolume imported",
-                "being undone",
-                "import pvc shop/old --undo",
-            ],
-        ),
-        (
-            "import by another version",
-            |it| import(it, &json!({mark::IMPORT: r#"{"version":9}"#})),
-            E,
-            ["PersistentVolume imported", "version 9", "began the import"],
         ),
         (
             "pod on twin",
