@@ -196,7 +196,7 @@ mod tests {
             // Of this process, in which the signal is handled by now.
             let kill = Command::new("sh").args(["-c", "kill -INT $PPID"]).status();
             assert!(kill.unwrap().success());
-            pending().await;
+            pending::<()>().await;
         };
         let code = tokio::select! {
             biased;
