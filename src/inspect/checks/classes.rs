@@ -29,7 +29,12 @@ pub(super) fn ours(installation: &Installation) -> impl Iterator<Item = &Storage
         .filter(|class| class.provisioner == DRIVER_NAME)
 }
 
-/// Each virtual class with every real class that its claims may get.
+/// Those whose volumes may be in this cluster.
+fn used_here(installation: &Installation) -> impl Iterator<Item = &StorageClass> {
+    ours(installation).filter(move |class| !is_for_other_clusters(installation, class))
+}
+
+/// Each virtual class with every real class here that its claims may get.
 pub(super) fn pairs(installation: &Installation) -> Vec<(&StorageClass, &StorageClass)> {
     let classes = &installation.storage.classes;
     let allowed = installation.setup.allowed_classes();
@@ -45,7 +50,7 @@ pub(super) fn pairs(installation: &Installation) -> Vec<(&StorageClass, &Storage
             .filter(|real| !is_loop(&real.provisioner))
             .map(move |real| (class, real))
     };
-    ours(installation).flat_map(real_ones).collect()
+    used_here(installation).flat_map(real_ones).collect()
 }
 
 pub(super) fn parameter<'a>(class: &'a StorageClass, key: &str) -> Option<&'a str> {
@@ -135,8 +140,7 @@ pub(super) fn real_class(installation: &Installation) -> Vec<Finding> {
         };
         Some(Finding::error(title(class), sentence(&problem.to_string()), fix))
     };
-    let used_here = ours(installation).filter(|class| !is_for_other_clusters(installation, class));
-    used_here.filter_map(wrong).collect()
+    used_here(installation).filter_map(wrong).collect()
 }
 
 /// Whether `allowedTopologies` keep the volumes of a class in other clusters, which have classes of their own.
@@ -167,7 +171,7 @@ pub(super) fn defaults(installation: &Installation) -> Vec<Finding> {
             .join(", ")
     };
     let mut findings = Vec::new();
-    let leaning = self::ours(installation).filter(|class| parameter(class, Parameters::REAL_CLASS).is_none());
+    let leaning = used_here(installation).filter(|class| parameter(class, Parameters::REAL_CLASS).is_none());
     if real.len() > 1 {
         for class in leaning {
             if let Some(Ok(chosen)) = choose(installation, class) {

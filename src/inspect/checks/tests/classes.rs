@@ -265,16 +265,19 @@ fn driver_objects_are_checked() {
 
 #[test]
 fn a_class_for_another_cluster_needs_no_real_class_here() {
-    let with_topology = |cluster: &str| {
+    let with_topology = |cluster: &str, real: &str| {
         let mut installation = installation();
         class_with(&mut installation, |class| {
-            class["parameters"]["realStorageClass"] = "there".into();
+            class["parameters"]["realStorageClass"] = real.into();
             class["allowedTopologies"] = json!([{"matchLabelExpressions": [
                 {"key": "topology.storage.liqo.io/cluster", "values": [cluster]},
             ]}]);
         });
-        examine(&installation)
+        installation
     };
-    assert_eq!(with_topology("milan"), []);
-    assert_eq!(with_topology("home").len(), 1);
+    assert_eq!(examine(&with_topology("milan", "there")), []);
+    assert_eq!(examine(&with_topology("home", "there")).len(), 1);
+    // The class of this cluster with the same name is another one.
+    let pairs = |cluster| super::super::classes::pairs(&with_topology(cluster, "fast")).len();
+    assert_eq!((pairs("milan"), pairs("home")), (0, 1));
 }
