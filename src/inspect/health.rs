@@ -93,7 +93,7 @@ fn of_claim(claim: &PersistentVolumeClaim, case: &Case<'_>, storage: &Storage) -
 }
 
 /// Whether a move keeps the claim from its PV.
-fn is_moving(claim: &PersistentVolumeClaim, storage: &Storage) -> bool {
+pub(super) fn is_moving(claim: &PersistentVolumeClaim, storage: &Storage) -> bool {
     match volume_of(claim, storage) {
         Some(volume) => phase(claim) == "Lost" && is_gated(volume.annotations()),
         // After its commit, a move deletes the PV and creates it again.

@@ -2,10 +2,14 @@
 
 use std::collections::BTreeSet;
 
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::ResourceExt;
 
 use super::{Finding, Installation};
-use crate::volume::{ImportRecord, ReleaseRecord, adoptable_by, mark, moving::is_gated};
+use crate::{
+    inspect::{cases, health::is_moving, names::full_name},
+    volume::{ImportRecord, ReleaseRecord, adoptable_by, mark, moving::is_gated},
+};
 
 /// PVs with the record of an import, and the command that completes it.
 pub(super) fn unfinished_imports(installation: &Installation) -> Vec<Finding> {
@@ -80,21 +84,34 @@ pub(super) fn unfinished_releases(installation: &Installation) -> Vec<Finding> {
     found
 }
 
-/// Volumes that a move has gated, while the controller runs no moves.
+/// Volumes that a move keeps from their pods, while the controller runs no moves.
 pub(super) fn stopped_moves(installation: &Installation) -> Vec<Finding> {
     if installation.setup.runs_moves() != Some(false) {
         return Vec::new();
     }
-    let volumes = installation.storage.volumes.iter();
-    let gated = volumes.filter(|volume| is_gated(volume.annotations()));
-    let found = gated.map(|volume| {
+    let storage = &installation.storage;
+    let gated = storage
+        .volumes
+        .iter()
+        .filter(|volume| is_gated(volume.annotations()));
+    let gated = gated.map(|volume| {
         Finding::error(
             format!("PersistentVolume {}", volume.name_any()),
             "A move has gated it, so no pod starts with its claim, and the controller runs no moves (mover.enabled: false).",
             "Set mover.enabled: true in the values of the chart until the move has ended. `liqo-csi move cancel` ends it before its commit.",
         )
     });
-    found.collect()
+    let is_removed = |claim: &&PersistentVolumeClaim| {
+        is_moving(claim, storage) && cases::volume_of(claim, storage).is_none()
+    };
+    let removed = storage.claims.iter().filter(is_removed).map(|claim| {
+        Finding::error(
+            format!("PersistentVolumeClaim {}", full_name(claim)),
+            "A move has deleted its PersistentVolume to create it again, so no pod starts with it, and the controller runs no moves (mover.enabled: false).",
+            "Set mover.enabled: true in the values of the chart until the move has ended.",
+        )
+    });
+    gated.chain(removed).collect()
 }
 
 fn unfinished_release(object: String, record: &ReleaseRecord) -> Finding {

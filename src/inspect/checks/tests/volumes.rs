@@ -180,6 +180,12 @@ fn moves_are_reported_if_movers_are_not_enabled() {
         });
         assert_eq!(examine(&running), []);
     }
+    running.setup.controllers = listing([deployment()]);
+    let [stopped] = examine(&running).try_into().unwrap();
+    assert!(
+        stopped.object.ends_with("shop/data") && stopped.fix.contains("mover.enabled: true"),
+        "{stopped:?}"
+    );
 }
 
 #[test]
