@@ -45,13 +45,10 @@ impl Snapshots {
             Scope::Namespace(namespace) => cluster.within(namespace),
         };
         let classes = cluster.all();
-        // A content names the snapshot and the twin, which existed before it was taken.
+        // A content names the twin and the snapshot, and the twin the snapshot: these existed before it.
         let contents = cluster.all().select(None, None).await;
-        let (snapshots, twins, classes) = tokio::join!(
-            taken.select(None, None),
-            Listing::with_twins(cluster, storage_namespace, Some(&ours), None),
-            classes.select(None, None),
-        );
+        let twins = Listing::with_twins(cluster, storage_namespace, Some(&ours), None).await;
+        let (snapshots, classes) = tokio::join!(taken.select(None, None), classes.select(None, None));
         let (marked, of_users) = Listing::of_installed(snapshots).partition(is_twin);
         Self {
             home,

@@ -9,7 +9,7 @@ use crate::{
     inspect::Installation,
 };
 
-/// A renewal may be delayed by this much, or by a third of the rest of the token's life.
+/// A renewal may be delayed by this much, or by a third of the rest of the token's life if that is less.
 const LONGEST_DELAY: SignedDuration = SignedDuration::from_hours(1);
 /// Enough time for an administrator to create another token.
 const SOON: SignedDuration = SignedDuration::from_hours(7 * 24);
