@@ -394,11 +394,18 @@ async fn connect(
     home.declare(request, level, existing).await?;
     if request.revoke_tokens {
         let others = home.other_users(&request.name, &identity.namespace, &remote_uid);
-        for other in others.await? {
-            eprintln!(
-                "The RemoteCluster {other} uses this identity too, as far as is known: `liqo-csi connect {other} --remote-context \
-                 CONTEXT` gives it another token."
-            );
+        match others.await {
+            Ok(others) => {
+                for other in others {
+                    eprintln!(
+                        "The RemoteCluster {other} uses this identity too, as far as is known: `liqo-csi connect {other} \
+                         --remote-context CONTEXT` gives it another token."
+                    );
+                }
+            }
+            Err(error) => {
+                eprintln!("It is not known whether other RemoteClusters use this identity too: {error}");
+            }
         }
     }
     report::made(

@@ -252,7 +252,8 @@ impl Home {
         }
     }
 
-    /// An error if the fabric serves the remote cluster under another name, because then it refuses this one.
+    /// An error if the fabric serves the remote cluster under another name, as far as the user may read that, because then
+    /// it refuses this one.
     pub(super) async fn is_new_to_fabric(
         &self,
         remote: &str,
@@ -264,7 +265,8 @@ impl Home {
             return Ok(());
         }
         let secrets = self.cluster.within::<Secret>(&self.namespace);
-        for other in self.cluster.all::<RemoteCluster>().list(None).await? {
+        let all = self.cluster.all::<RemoteCluster>().list(None).await;
+        for other in all.unwrap_or_default() {
             let (Some(_), Some(reference)) = (&other.spec.fabric, &other.spec.kubeconfig_secret_ref) else {
                 continue;
             };
@@ -272,9 +274,14 @@ impl Home {
             if other_name == name.as_str() {
                 continue;
             }
-            let secret = secrets.get(&reference.name).await?;
-            let written = secret.and_then(|it| it.annotations().get(CLUSTER_UID).cloned());
-            if other.cluster_uid() == Some(remote) || written.as_deref() == Some(remote) {
+            // The fabric compares with the status; the annotation says what it will be.
+            let uid = if let Some(uid) = other.cluster_uid() {
+                Some(uid.to_owned())
+            } else {
+                let secret = secrets.get(&reference.name).await.ok().flatten();
+                secret.and_then(|it| it.annotations().get(CLUSTER_UID).cloned())
+            };
+            if uid.as_deref() == Some(remote) {
                 return Err(format!(
                     "the cluster of this kubeconfig is already connected as {other_name}, and the fabric serves it under one name only: \
                      --remote-kubeconfig and --remote-context name another cluster. To rename this one, first `liqo-csi disconnect \

@@ -644,6 +644,14 @@ async fn a_fabric_that_the_user_may_not_read_is_no_failure() {
         Act::Refuse(403),
     ));
     assert_eq!(two.connect(&request()).await.unwrap(), ExitCode::SUCCESS);
+    // Nor need other RemoteClusters be read.
+    two.home
+        .fault(Fault::new("GET", "/remoteclusters", Act::Refuse(403)).at_the_end());
+    let revoke = Request {
+        revoke_tokens: true,
+        ..request()
+    };
+    assert_eq!(two.connect(&revoke).await.unwrap(), ExitCode::SUCCESS);
 }
 
 #[test]
