@@ -388,9 +388,12 @@ async fn connect(
         request.after_revocation(remote.apply(level, &identity, &current).await)?;
     }
     let token = request.after_revocation(remote.token(&identity.namespace, lifetime).await)?;
-    let kubeconfig = endpoint.kubeconfig(&token, &remote.authority(&identity.namespace, endpoint).await?)?;
-    home.write_secret(&request.name, existing, &kubeconfig, &remote_uid)
-        .await?;
+    let authority = request.after_revocation(remote.authority(&identity.namespace, endpoint).await)?;
+    let kubeconfig = request.after_revocation(endpoint.kubeconfig(&token, &authority))?;
+    let written = home
+        .write_secret(&request.name, existing, &kubeconfig, &remote_uid)
+        .await;
+    request.after_revocation(written)?;
     home.declare(request, level, existing).await?;
     if request.revoke_tokens {
         let others = home.other_users(&request.name, &identity.namespace, &remote_uid);

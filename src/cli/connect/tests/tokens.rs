@@ -145,15 +145,19 @@ async fn a_failure_after_the_revocation_says_how_the_driver_gets_a_token() {
     let two = Two::new().await;
     two.connect(&request()).await.unwrap();
     let token = two.token();
+    let mut revoke = Request {
+        revoke_tokens: true,
+        ..request()
+    };
+    two.home.fault(Fault::new("PATCH", SECRET, Act::Refuse(403)));
+    let why = said(two.connect(&revoke).await);
+    assert!(why.contains("has none"), "{why}");
+    two.home.heal();
     two.remote.fault(Fault::new(
         "PATCH",
         "/validatingadmissionpolicies/",
         Act::Refuse(403),
     ));
-    let mut revoke = Request {
-        revoke_tokens: true,
-        ..request()
-    };
     let why = said(two.connect(&revoke).await);
     assert!(why.contains("--token-only"), "{why}");
     assert_eq!(two.token(), token);
