@@ -1,7 +1,5 @@
 //! `liqo-csi completion`: prints the completion script of a shell.
 
-use std::io::Write;
-
 use clap::CommandFactory;
 use clap_complete::{Shell, generate};
 
@@ -23,7 +21,7 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Outcome {
-    std::io::stdout().write_all(&script(args.shell))?;
+    print!("{}", String::from_utf8(script(args.shell))?);
     Ok(())
 }
 

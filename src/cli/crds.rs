@@ -2,8 +2,6 @@
 //! The chart has the same texts. The definition of `NamespaceOffloading`, which is Liqo's kind as well,
 //! is applied by the chart only if none exists.
 
-use std::io::Write;
-
 use kube::CustomResourceExt;
 
 use super::Outcome;
@@ -31,7 +29,7 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> Outcome {
     let text = if args.offloading { offloading()? } else { text()? };
-    std::io::stdout().write_all(text.as_bytes())?;
+    print!("{text}");
     Ok(())
 }
 
