@@ -313,10 +313,10 @@ async fn print(args: &Args, request: &Request) -> Outcome<ExitCode> {
     }
     let home_id = match &args.cluster_id {
         Some(id) => id.clone(),
+        // The driver may not be installed yet, and its namespace is not printed.
         None => {
-            Home::find(&args.home, args.driver_namespace.as_deref(), None)
-                .await?
-                .id
+            let namespace = args.driver_namespace.as_deref().unwrap_or_default();
+            Home::find(&args.home, Some(namespace), None).await?.id
         }
     };
     let (namespace, flag) = match &request.remote_namespace {

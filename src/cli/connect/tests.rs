@@ -719,6 +719,39 @@ fn the_home_side_is_printed_without_a_cluster() {
     }
 }
 
+/// Its uid will be the id, unless the driver gets another one.
+#[tokio::test]
+async fn the_remote_side_is_printed_before_the_driver_is_installed() {
+    let api = FakeApi::start().await;
+    // It installs the TLS provider.
+    drop(api.cluster_unwatched().await);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("kubeconfig");
+    let file = json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "m",
+        "clusters": [{"name": "m", "cluster": {"server": api.url(), "certificate-authority-data": "Y2E="}}],
+        "contexts": [{"name": "m", "context": {"cluster": "m", "user": "m"}}],
+    });
+    std::fs::write(&path, file.to_string()).unwrap();
+    let path = format!("--kubeconfig={}", path.display());
+    let cli = Cli::try_parse_from([
+        "liqo-csi",
+        "connect",
+        NAME,
+        "--output=yaml",
+        "--only=remote",
+        path.as_str(),
+    ]);
+    let Command::Connect(args) = cli.unwrap().command else {
+        panic!("not connect");
+    };
+    let why = print(&args, &args.request()).await.unwrap_err().to_string();
+    assert!(why.contains("--cluster-id"), "{why}");
+    api.put("/api/v1/namespaces/kube-system", json!({}));
+    let printed = print(&args, &args.request()).await;
+    assert_eq!(printed.unwrap(), ExitCode::SUCCESS);
+}
+
 /// What the roles of each level say, as a table.
 fn rights() -> String {
     let identity = Identity {
