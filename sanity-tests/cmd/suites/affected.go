@@ -183,6 +183,7 @@ var table = []tableLine{
 	{prefix: "src/", tests: coreOnly},
 	{prefix: "crates/", tests: coreOnly},
 	{prefix: "build.rs", tests: coreOnly},
+	{prefix: "tests/", tests: coreOnly},
 
 	{prefix: "deploy/chart/", tests: slices.Concat([]selection{{"driver", "Reinstall|Doctor|HelmTest|OneValue"}, {"remote", rights}, {"offload", rights}}, connects)},
 
