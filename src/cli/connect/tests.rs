@@ -549,11 +549,21 @@ async fn connect_refuses_a_second_name_that_the_fabric_would_refuse() {
     let writes = two.home.writes() + two.remote.writes();
     let second = Request {
         name: "rome".parse().unwrap(),
+        timeout: Duration::ZERO,
         ..request()
     };
     let why = said(two.connect(&second).await);
     assert!(why.contains("as milan"), "{why}");
     assert_eq!(two.home.writes() + two.remote.writes(), writes);
+    // Its Secret was changed by hand since.
+    two.home.change(DECLARED, |it| {
+        it["status"]["virtualNode"] = json!({"clusterUid": "another"});
+    });
+    assert_eq!(two.connect(&second).await.unwrap(), ExitCode::FAILURE);
+    assert!(
+        two.home.object(&DECLARED.replace("milan", "rome")).is_some(),
+        "only the controller is missing"
+    );
 }
 
 #[tokio::test]

@@ -292,3 +292,16 @@ async fn after_the_timeout_the_fabric_is_checked_unless_a_cluster_says_why() {
         assert_eq!(home.requests().iter().any(is_lease), is_checked, "{reason}");
     }
 }
+
+#[tokio::test]
+async fn volumes_without_a_claim_are_not_counted_as_claims() {
+    let home = shop().await;
+    home.remove(&claim("logs"));
+    let place = place(home.cluster_unwatched().await, None, None).await;
+    let storage = Storage::read(&place.cluster, &Scope::All, &place.storage_namespace, None).await;
+    let all = rows(&storage, &Scope::All);
+    let lost: Vec<&Row> = all.iter().collect();
+    assert_eq!(lost.len(), 3);
+    let text = volumes::prospect(Volumes::Delete, &["shop".to_owned()], &lost, &storage);
+    assert!(text.contains("their data: 2."), "{text}");
+}
