@@ -14,11 +14,12 @@ use tokio::{
 /// Bytes in memory for each direction of a stream.
 const BUFFER: usize = 16 << 10;
 
-/// The same as `linger` after one direction has failed.
+/// How long the other direction may be idle after one has failed.
 const AFTER_FAILURE: Duration = Duration::from_secs(1);
 
 /// Copies until both sides have closed. A close of one side is passed on, and the other may still send, until it has
-/// sent nothing for `linger`. While both are open, there is no idle limit.
+/// sent nothing for `linger`, or for `AFTER_FAILURE` if one direction has failed. While both are open, there is no idle
+/// limit.
 pub(super) async fn copy(
     one: impl AsyncRead + AsyncWrite,
     other: impl AsyncRead + AsyncWrite,
@@ -35,7 +36,11 @@ pub(super) async fn copy(
         ended = &mut back => (false, ended),
     };
     // A side that accepts no more data may have sent its last data, such as an exit status, before.
-    let patience = first.as_ref().map_or(linger.min(AFTER_FAILURE), |()| linger);
+    let patience = if first.is_ok() {
+        linger
+    } else {
+        linger.min(AFTER_FAILURE)
+    };
     loop {
         let before = passed.load(Ordering::Relaxed);
         let ended = if is_there {
