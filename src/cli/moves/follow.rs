@@ -47,7 +47,7 @@ async fn until_ended(place: &Place, name: &str, waits: bool, printed: &mut Print
             return Ok(ExitCode::SUCCESS);
         }
         tokio::time::sleep(POLL_INTERVAL).await;
-        of = read_again(place, name).await?;
+        of = read_again(place, name, |why| printed.bar.suspend(|| eprintln!("{why}"))).await?;
     }
 }
 

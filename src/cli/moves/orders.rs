@@ -106,14 +106,14 @@ pub(super) async fn named(place: &Place, name: &str) -> Outcome<VolumeMove> {
     existing(place, name, place.moves.get(name).await?)
 }
 
-/// Reads a move once more. Moves take hours, so the API server may be unreachable meanwhile.
-pub(super) async fn read_again(place: &Place, name: &str) -> Outcome<VolumeMove> {
+/// Reads a move once more. Moves take hours, so the API server may be unreachable meanwhile, which is reported once.
+pub(super) async fn read_again(place: &Place, name: &str, report: impl Fn(&str)) -> Outcome<VolumeMove> {
     let (began, mut is_reported) = (Instant::now(), false);
     loop {
         match place.moves.get(name).await {
             Err(error) if error.is_transient() && began.elapsed() < PATIENCE => {
                 if !is_reported {
-                    eprintln!("{error}; trying again");
+                    report(&format!("{error}; trying again"));
                 }
                 is_reported = true;
                 sleep(POLL_INTERVAL).await;
@@ -134,6 +134,8 @@ fn existing(place: &Place, name: &str, found: Option<VolumeMove>) -> Outcome<Vol
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
+
     use serde_json::from_value;
 
     use super::*;
@@ -196,9 +198,13 @@ mod tests {
             serde_json::to_value(of("Copying")).unwrap(),
         );
         api.fault(Fault::new("GET", "/volumemoves/one", Act::Hang).times(1));
-        read_again(&place, "one").await.unwrap();
+        let reports = RefCell::new(Vec::new());
+        let report = |what: &str| reports.borrow_mut().push(what.to_owned());
+        read_again(&place, "one", report).await.unwrap();
+        assert!(reports.borrow()[0].contains("trying again"), "{reports:?}");
         api.fault(Fault::new("GET", "/volumemoves/one", Act::Refuse(403)));
-        assert!(read_again(&place, "one").await.is_err());
+        assert!(read_again(&place, "one", report).await.is_err());
+        assert_eq!(reports.borrow().len(), 1);
     }
 
     #[test]

@@ -107,7 +107,7 @@ async fn until<T>(place: &Place, name: &str, of: impl Fn(&VolumeMove) -> Option<
         }
         waited_for = waits_for;
         tokio::time::sleep(POLL_INTERVAL).await;
-        now = read_again(place, name).await?;
+        now = read_again(place, name, |why| eprintln!("{why}")).await?;
     }
 }
 

@@ -157,7 +157,7 @@ pub(super) async fn start(place: &Place, spec: VolumeMoveSpec) -> Outcome<String
 /// Accepts the losses for the move that is in progress, too, and reports which options it does not have.
 async fn join(place: &Place, found: &VolumeMove, spec: &VolumeMoveSpec) -> Outcome {
     let (namespace, name) = (&place.namespace, found.name_any());
-    eprintln!("the move {name} does that already; following it");
+    eprintln!("the move {name} does that already");
     let mut accepted = found.spec.accept_loss.clone();
     for loss in &spec.accept_loss {
         if !accepted.contains(loss) {
