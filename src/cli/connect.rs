@@ -311,13 +311,12 @@ async fn print(args: &Args, request: &Request) -> Outcome<ExitCode> {
         print!("{}", home()?);
         return Ok(ExitCode::SUCCESS);
     }
-    let home_id = match &args.cluster_id {
-        Some(id) => id.clone(),
+    let home_id = if let Some(id) = &args.cluster_id {
+        id.clone()
+    } else {
         // The driver may not be installed yet, and its namespace is not printed.
-        None => {
-            let namespace = args.driver_namespace.as_deref().unwrap_or_default();
-            Home::find(&args.home, Some(namespace), None).await?.id
-        }
+        let namespace = args.driver_namespace.as_deref().unwrap_or_default();
+        Home::find(&args.home, Some(namespace), None).await?.id
     };
     let (namespace, flag) = match &request.remote_namespace {
         Some(namespace) => (namespace.clone(), format!(" --remote-namespace {namespace}")),

@@ -298,7 +298,8 @@ async fn volumes_without_a_claim_are_not_counted_as_claims() {
     let home = shop().await;
     home.remove(&claim("logs"));
     let place = place(home.cluster_unwatched().await, None, None).await;
-    let storage = Storage::read(&place.cluster, &Scope::All, &place.storage_namespace, None).await;
+    let namespace = place.storage_namespace.as_deref();
+    let storage = Storage::read(&place.cluster, &Scope::All, namespace, None).await;
     let all = rows(&storage, &Scope::All);
     let lost: Vec<&Row> = all.iter().collect();
     assert_eq!(lost.len(), 3);
