@@ -140,6 +140,9 @@ async fn what_is_created_meanwhile_does_not_count_as_gone() {
         });
         let home = home_id(&cluster).await;
         let storage = Storage::read(&cluster, &scope, Some("liqo-storage"), home).await;
+        let asked = api.requests();
+        let at = |path: &str| asked.iter().position(|it| *it == format!("GET {path}"));
+        assert!(at(claims) < at("/api/v1/persistentvolumes"), "{asked:#?}");
         let [row] = rows(&storage, &scope).try_into().unwrap();
         assert_eq!(row.state, State::Bound, "{row:#?}");
     }
