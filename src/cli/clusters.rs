@@ -46,8 +46,7 @@ const FORM: &str = r#"JSON: {"version": 1, "clusters": [...], "unknown": [...]}.
 id, fabric (native, liqo, kosmos or empty), object, state (Ready, Connecting, Unreachable,
 Unauthorized, Refused, HoldsVolumes while it is being deleted, Undeclared if nothing declares it any more, or Unknown
 before the controller has written a status, or if you may not read what declares it), message, serverVersion,
-policy, nodes, volumes,
-snapshots, classes, limits (what the driver may not do there, and what that costs),
+policy, nodes, volumes, snapshots, classes, limits (what the driver may not do there, and what that costs),
 waiting (pods that wait because their data is there, and why) and namespaces: those that are
 offloaded to it, each with namespace, remoteNamespace, state (the reason of its condition Ready)
 and message.

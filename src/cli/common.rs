@@ -126,6 +126,15 @@ pub(super) struct Place {
 }
 
 impl Place {
+    /// The id of the cluster, for commands that record it.
+    pub(super) fn home(&self) -> Outcome<ClusterId> {
+        let known = self.id.clone();
+        Ok(known.ok_or(
+            "the id of this cluster is unknown: the Deployment of the driver or the namespace kube-system cannot be read; pass \
+             --cluster-id",
+        )?)
+    }
+
     /// The namespace of the twins, for commands that write there.
     pub(super) fn twins(&self) -> Outcome<&str> {
         self.storage_namespace.as_deref().ok_or_else(|| {

@@ -228,7 +228,7 @@ impl Request {
         Ok(wanted)
     }
 
-    /// The outcome of a step between the revocation of the tokens and the next token.
+    /// The outcome of the steps between the revocation of the tokens and the next token.
     fn after_revocation<T>(&self, outcome: Outcome<T>) -> Outcome<T> {
         outcome.map_err(|error| {
             if self.revoke_tokens {
@@ -383,32 +383,22 @@ async fn connect(
             .end_session(&identity.namespace, request.revoke_tokens, !request.token_only)
             .await?;
     }
-    if !request.token_only {
-        request.after_revocation(remote.apply(level, &identity, &current).await)?;
-    }
-    let token = request.after_revocation(remote.token(&identity.namespace, lifetime).await)?;
-    let authority = request.after_revocation(remote.authority(&identity.namespace, endpoint).await)?;
-    let kubeconfig = request.after_revocation(endpoint.kubeconfig(&token, &authority))?;
-    let written = home
-        .write_secret(&request.name, existing, &kubeconfig, &remote_uid)
-        .await;
-    request.after_revocation(written)?;
+    let renewed = async {
+        if !request.token_only {
+            remote.apply(level, &identity, &current).await?;
+        }
+        let token = remote.token(&identity.namespace, lifetime).await?;
+        let authority = remote.authority(&identity.namespace, endpoint).await?;
+        let kubeconfig = endpoint.kubeconfig(&token, &authority)?;
+        home.write_secret(&request.name, existing, &kubeconfig, &remote_uid)
+            .await?;
+        Ok((token, kubeconfig))
+    };
+    let (token, kubeconfig) = request.after_revocation(renewed.await)?;
     home.declare(request, level, existing).await?;
     if request.revoke_tokens {
         let others = home.other_users(&request.name, &identity.namespace, &remote_uid);
-        match others.await {
-            Ok(others) => {
-                for other in others {
-                    eprintln!(
-                        "The RemoteCluster {other} uses this identity too, as far as is known: `liqo-csi connect {other} \
-                         --remote-context CONTEXT` gives it another token."
-                    );
-                }
-            }
-            Err(error) => {
-                eprintln!("It is not known whether other RemoteClusters use this identity too: {error}");
-            }
-        }
+        report::without_token(others.await);
     }
     report::made(
         &format!("{}/{}", home.namespace, existing.secret()),

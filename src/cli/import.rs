@@ -124,10 +124,7 @@ pub(super) fn run(args: Args) -> Outcome {
 async fn import_one_snapshot(args: SnapshotArgs) -> Outcome {
     take_orders_of_command();
     let place = find(&args.cluster, args.storage_namespace.as_deref(), args.cluster_id).await?;
-    let home = place.id.clone().ok_or(
-        "the id of this cluster is unknown: the Deployment of the driver or the namespace kube-system cannot be read: add \
-         --cluster-id",
-    )?;
+    let home = place.home()?;
     let snapshot = args.snapshot.find(&place.cluster)?;
     let report = |what: &str| println!("{snapshot}: {what}");
     let context = Context {

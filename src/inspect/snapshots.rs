@@ -40,24 +40,23 @@ impl Snapshots {
         home: Option<ClusterId>,
     ) -> Self {
         let ours = format!("{}={}", mark::MANAGED_BY, mark::MANAGED_BY_US);
-        let taken = match scope {
-            Scope::All => cluster.all::<VolumeSnapshot>(),
-            Scope::Namespace(namespace) => cluster.within(namespace),
-        };
         let classes = cluster.all();
         // A content names the twin and the snapshot, and the twin the snapshot: these existed before it.
         let contents = cluster.all().select(None, None).await;
-        let twins = Listing::with_twins(cluster, storage_namespace, Some(&ours), None).await;
+        let (taken, twins) = match scope {
+            // The twins are among them: those of remote clusters may be in any namespace.
+            Scope::All => (cluster.all::<VolumeSnapshot>(), None),
+            Scope::Namespace(namespace) => {
+                let twins = Listing::with_twins(cluster, storage_namespace, Some(&ours), None).await;
+                (cluster.within(namespace), Some(twins))
+            }
+        };
         let (snapshots, classes) = tokio::join!(taken.select(None, None), classes.select(None, None));
         let (marked, of_users) = Listing::of_installed(snapshots).partition(is_twin);
         Self {
             home,
             of_users,
-            twins: match scope {
-                // In a remote cluster they may be in any namespace.
-                Scope::All => marked,
-                Scope::Namespace(_) => twins,
-            },
+            twins: twins.unwrap_or(marked),
             contents: Listing::of_installed(contents),
             classes: Listing::of_installed(classes),
         }

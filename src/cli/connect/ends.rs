@@ -66,7 +66,7 @@ impl Home {
                 .map_err(|why| format!("{why}. --driver-namespace names its namespace"))?,
         };
         Ok(Self {
-            id: place.id.ok_or("the id of this cluster is not known: the Deployment of the driver or the namespace kube-system cannot be read; pass --cluster-id")?,
+            id: place.home()?,
             cluster: place.cluster,
             namespace,
             storage_namespace: place.storage_namespace,

@@ -265,15 +265,8 @@ impl Home {
             return Ok(());
         }
         let secrets = self.cluster.within::<Secret>(&self.namespace);
-        let all = self.cluster.all::<RemoteCluster>().list(None).await;
-        for other in all.unwrap_or_default() {
-            let (Some(_), Some(reference)) = (&other.spec.fabric, &other.spec.kubeconfig_secret_ref) else {
-                continue;
-            };
-            let other_name = other.name_any();
-            if other_name == name.as_str() {
-                continue;
-            }
+        let others = self.others(name).await.unwrap_or_default();
+        for (other, reference) in others.into_iter().filter(|(it, _)| it.spec.fabric.is_some()) {
             // The fabric compares with the status; the annotation says what it will be.
             let uid = if let Some(uid) = other.cluster_uid() {
                 Some(uid.to_owned())
@@ -282,6 +275,7 @@ impl Home {
                 secret.and_then(|it| it.annotations().get(CLUSTER_UID).cloned())
             };
             if uid.as_deref() == Some(remote) {
+                let other_name = other.name_any();
                 return Err(format!(
                     "the cluster of this kubeconfig is already connected as {other_name}, and the fabric serves it under one name only: \
                      --remote-kubeconfig and --remote-context name another cluster. To rename this one, first `liqo-csi disconnect \
@@ -303,13 +297,7 @@ impl Home {
     ) -> Outcome<Vec<String>> {
         let secrets = self.cluster.within::<Secret>(&self.namespace);
         let mut users = Vec::new();
-        for other in self.cluster.all::<RemoteCluster>().list(None).await? {
-            let Some(reference) = &other.spec.kubeconfig_secret_ref else {
-                continue;
-            };
-            if other.name_any() == name.as_str() {
-                continue;
-            }
+        for (other, reference) in self.others(name).await? {
             let secret = secrets.get(&reference.name).await?;
             let uses_it = |it: &Secret| {
                 other_uid(Some(it), Some(&other), uid).is_none()
@@ -320,6 +308,17 @@ impl Home {
             }
         }
         Ok(users)
+    }
+
+    /// The other `RemoteCluster`s with a kubeconfig, and where that is.
+    async fn others(&self, name: &ClusterId) -> Outcome<Vec<(RemoteCluster, KubeconfigSecretRef)>> {
+        let all = self.cluster.all::<RemoteCluster>().list(None).await?;
+        let others = all.into_iter().filter(|it| it.name_any() != name.as_str());
+        let with_kubeconfig = others.filter_map(|it| {
+            let reference = it.spec.kubeconfig_secret_ref.clone()?;
+            Some((it, reference))
+        });
+        Ok(with_kubeconfig.collect())
     }
 
     pub(super) async fn write_secret(

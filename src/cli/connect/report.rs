@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::apps::v1::Deployment;
 
-use super::{Home, Request};
+use super::{Home, Outcome, Request};
 use crate::{
     access::{ACCOUNT, Identity, Level, NamespaceName, TokenFacts},
     api::remote_cluster::RemoteCluster,
@@ -58,6 +58,20 @@ pub(super) fn rights(level: Level, identity: &Identity, cluster: &RemoteCluster)
         println!("  └ {limit}");
     }
     println!("docs/remote/security.md lists each right. --level changes them.");
+}
+
+/// The other `RemoteCluster`s whose tokens were revoked, too.
+pub(super) fn without_token(others: Outcome<Vec<String>>) {
+    let others = others.unwrap_or_else(|error| {
+        eprintln!("It is not known whether other RemoteClusters use this identity too: {error}");
+        Vec::new()
+    });
+    for other in others {
+        eprintln!(
+            "The RemoteCluster {other} uses this identity too, as far as is known: `liqo-csi connect {other} --remote-context \
+             CONTEXT` gives it another token."
+        );
+    }
 }
 
 /// The next command. The clusters are connected already, so nothing here is a failure.

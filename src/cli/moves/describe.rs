@@ -211,12 +211,13 @@ pub(super) fn row(of: &VolumeMove) -> [String; 7] {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use serde_json::{Value, from_value, json};
 
     use super::*;
 
-    fn with(spec: &Value, status: &Value) -> VolumeMove {
+    /// The move `shop/data-1` to the cluster milan.
+    pub(in crate::cli::moves) fn with(spec: &Value, status: &Value) -> VolumeMove {
         let mut whole = json!({"claims": ["data"], "target": {"cluster": "milan"}});
         for (key, value) in spec.as_object().unwrap() {
             whole[key] = value.clone();

@@ -151,21 +151,18 @@ impl Printed {
 mod tests {
     use std::{future::pending, process::Command};
 
-    use serde_json::{from_value, json};
+    use serde_json::json;
 
     use super::*;
-    use crate::cluster::testing::{Act, FakeApi, Fault};
+    use crate::{
+        cli::moves::describe::tests::with,
+        cluster::testing::{Act, FakeApi, Fault},
+    };
 
     fn of(phase: &str) -> VolumeMove {
-        from_value(json!({
-            "apiVersion": "storage.liqo.io/v1alpha1", "kind": "VolumeMove",
-            "metadata": {"name": "one", "namespace": "shop"},
-            "spec": {"claims": ["data"], "target": {"cluster": "milan"}},
-            "status": {"phase": phase, "claims": [
-                {"name": "data", "bytes": {"total": 100, "done": 10, "sent": 10}},
-            ]},
-        }))
-        .unwrap()
+        let bytes = json!({"total": 100, "done": 10, "sent": 10});
+        let status = json!({"phase": phase, "claims": [{"name": "data", "bytes": bytes}]});
+        with(&json!({}), &status)
     }
 
     #[test]
@@ -177,7 +174,7 @@ mod tests {
             ("Draining", false),
             ("Finishing", true),
         ] {
-            printed.show("shop/one", &of(phase));
+            printed.show("shop/data-1", &of(phase));
             assert_eq!(!printed.bar.is_finished(), is_shown, "{phase}");
         }
     }
@@ -187,11 +184,11 @@ mod tests {
         let api = FakeApi::start().await;
         let place = Place::of(&api.cluster_unwatched().await, "shop".to_owned());
         api.put(
-            "/apis/storage.liqo.io/v1alpha1/namespaces/shop/volumemoves/one",
+            "/apis/storage.liqo.io/v1alpha1/namespaces/shop/volumemoves/data-1",
             serde_json::to_value(of("Copying")).unwrap(),
         );
         // The signal arrives while the API server does not answer.
-        api.fault(Fault::new("GET", "/volumemoves/one", Act::Hang));
+        api.fault(Fault::new("GET", "/volumemoves/data-1", Act::Hang));
         let interrupt = async {
             // Of this process, in which the signal is handled by now.
             let kill = Command::new("sh").args(["-c", "kill -INT $PPID"]).status();
@@ -200,7 +197,7 @@ mod tests {
         };
         let code = tokio::select! {
             biased;
-            code = follow(&place, "one", true) => code.unwrap(),
+            code = follow(&place, "data-1", true) => code.unwrap(),
             () = interrupt => unreachable!("it never ends"),
         };
         assert_eq!(code, ExitCode::from(INTERRUPTED));

@@ -139,16 +139,13 @@ mod tests {
     use serde_json::from_value;
 
     use super::*;
-    use crate::cluster::testing::{Act, FakeApi, Fault};
+    use crate::{
+        cli::moves::describe::tests::with,
+        cluster::testing::{Act, FakeApi, Fault},
+    };
 
     fn of(phase: &str) -> VolumeMove {
-        from_value(json!({
-            "apiVersion": "storage.liqo.io/v1alpha1", "kind": "VolumeMove",
-            "metadata": {"name": "one", "namespace": "shop"},
-            "spec": {"claims": ["data"], "target": {"nodeName": "liqo-milan"}},
-            "status": {"phase": phase},
-        }))
-        .unwrap()
+        with(&json!({}), &json!({"phase": phase}))
     }
 
     #[test]
@@ -173,7 +170,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_cutover_that_was_tried_too_often_is_requested_again() {
-        const PATH: &str = "/apis/storage.liqo.io/v1alpha1/namespaces/shop/volumemoves/one";
+        const PATH: &str = "/apis/storage.liqo.io/v1alpha1/namespaces/shop/volumemoves/data-1";
         let api = FakeApi::start().await;
         let place = Place::of(&api.cluster_unwatched().await, "shop".to_owned());
         let mut tried = serde_json::to_value(of("Ready")).unwrap();
@@ -183,9 +180,9 @@ mod tests {
             tried["status"]["overruns"] = json!({"reason": "MaxDowntimeExceeded", "count": times});
             api.put(PATH, tried.clone());
             let before = api.writes();
-            give(&place, "one", Order::Cutover).await.unwrap();
+            give(&place, "data-1", Order::Cutover).await.unwrap();
             assert_eq!(api.writes() - before, changes, "{times}");
-            assert!(named(&place, "one").await.unwrap().spec.cutover.requested);
+            assert!(named(&place, "data-1").await.unwrap().spec.cutover.requested);
         }
     }
 
@@ -194,16 +191,16 @@ mod tests {
         let api = FakeApi::start().await;
         let place = Place::of(&api.impatient_cluster().await, "shop".to_owned());
         api.put(
-            "/apis/storage.liqo.io/v1alpha1/namespaces/shop/volumemoves/one",
+            "/apis/storage.liqo.io/v1alpha1/namespaces/shop/volumemoves/data-1",
             serde_json::to_value(of("Copying")).unwrap(),
         );
-        api.fault(Fault::new("GET", "/volumemoves/one", Act::Hang).times(1));
+        api.fault(Fault::new("GET", "/volumemoves/data-1", Act::Hang).times(1));
         let reports = RefCell::new(Vec::new());
         let report = |what: &str| reports.borrow_mut().push(what.to_owned());
-        read_again(&place, "one", report).await.unwrap();
+        read_again(&place, "data-1", report).await.unwrap();
         assert!(reports.borrow()[0].contains("trying again"), "{reports:?}");
-        api.fault(Fault::new("GET", "/volumemoves/one", Act::Refuse(403)));
-        assert!(read_again(&place, "one", report).await.is_err());
+        api.fault(Fault::new("GET", "/volumemoves/data-1", Act::Refuse(403)));
+        assert!(read_again(&place, "data-1", report).await.is_err());
         assert_eq!(reports.borrow().len(), 1);
     }
 

@@ -14,12 +14,12 @@ use serde_json::json;
 use super::{
     Place, describe,
     orders::{POLL_INTERVAL, named, read_again},
-    volume::{self, RETAIN_SOURCE},
+    volume,
 };
 use crate::{
     api::volume_move::{
-        ClaimStatus, Cutover, Loss, MoveRequest, Target, TwinReference, VolumeMove, VolumeMoveSpec,
-        kept_source,
+        ClaimStatus, Cutover, Loss, MoveRequest, RETAIN_SOURCE, Target, TwinReference, VolumeMove,
+        VolumeMoveSpec, kept_source,
     },
     cli::Outcome,
     volume::moving::Phase,

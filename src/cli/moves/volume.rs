@@ -10,7 +10,7 @@ use super::{Place, describe, follow::follow};
 use crate::{
     api::volume_move::{
         Amounts, Cutover, CutoverMode, Loss, MoveRequest, Mover, MoverResources, Quantity, QuiesceMode,
-        QuiesceSpec, Target, Transport, Verify, VolumeMove, VolumeMoveSpec, Warm,
+        QuiesceSpec, RETAIN_SOURCE, Target, Transport, Verify, VolumeMove, VolumeMoveSpec, Warm,
     },
     cli::{
         Outcome,
@@ -22,8 +22,6 @@ use crate::{
 const SUFFIX: usize = 5;
 /// Length of the longest name of an object.
 const LONGEST_NAME: usize = 253;
-/// For how long a source is kept by default.
-pub(super) const RETAIN_SOURCE: &str = "24h";
 
 #[derive(clap::Args)]
 #[command(group(ArgGroup::new("target").required(true)))]
@@ -194,7 +192,7 @@ fn other_options(one: &VolumeMoveSpec, other: &VolumeMoveSpec) -> Vec<&'static s
         ),
         ("--verify", one.verify != other.verify),
         ("--retain-source", one.retain_source != other.retain_source),
-        ("--containers-...", one.mover != other.mover),
+        ("--containers-*", one.mover != other.mover),
     ];
     let differing = options.into_iter().filter(|(_, differs)| *differs);
     differing.map(|(option, _)| option).collect()

@@ -51,7 +51,7 @@ fn largest_volumes(installation: &Installation) -> BTreeMap<String, u64> {
 fn finding(row: Row, storage: &Storage, largest: &BTreeMap<String, u64>) -> Option<Finding> {
     let is_remote = row.cluster.as_deref() != storage.home.as_ref().map(ClusterId::as_str);
     let severity = match row.state {
-        // See transfers::stopped_moves.
+        // `transfers::stopped_moves` reports moves that nothing continues.
         State::Bound
         | State::Waiting
         | State::Guest

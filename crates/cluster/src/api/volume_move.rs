@@ -30,6 +30,8 @@ pub use self::{
 
 const DNS_SUBDOMAIN: &str = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$";
 const QUANTITY: &str = r"^[0-9]{1,18}(\.[0-9]{1,9})?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$";
+/// For how long a source is kept by default.
+pub const RETAIN_SOURCE: &str = "24h";
 
 /// The claims to move, the target, and options.
 #[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -407,7 +409,7 @@ impl Default for Transport {
 }
 
 fn one_day() -> String {
-    "24h".to_owned()
+    RETAIN_SOURCE.to_owned()
 }
 
 fn ten_minutes() -> String {

@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_a_side_has_sent_before_it_accepts_no_more_arrives() {
+    async fn what_a_side_sent_before_it_stopped_reading_arrives() {
         // Which direction is tried first is random.
         for _ in 0..50 {
             let (mut home, one) = duplex(1000);

@@ -134,7 +134,7 @@ fn usable(of: &MoveFacts, facts: &ClaimFacts) -> Option<ClaimDecision> {
     })
 }
 
-/// Waits for a source that may exist again: without it there is only an incomplete copy.
+/// Waits for a source that may exist again or is not bound yet: without it there is only an incomplete copy.
 pub(super) fn source_answers(facts: &ClaimFacts) -> Option<ClaimDecision> {
     match &facts.source {
         Live::Unknown(why) => Some(unknown(Side::Source, why)),

@@ -204,7 +204,7 @@ pub enum SourceTwin {
         deleting: bool,
         /// Whether the finalizer of this driver keeps it.
         protected: bool,
-        /// Whether it was ever bound to its volume: not yet, if it was created again.
+        /// Whether it has ever been bound. A twin that was created again is first without its volume.
         bound: bool,
     },
     /// It exists in the epoch after the target's: it was recovered after the commit.

@@ -144,7 +144,7 @@ fn first_gate(of: &MoveFacts, facts: &ClaimFacts, volume: &VirtualVolume, gate: 
             RollbackReason::Volume(VolumeFault::NotTheClaims),
         );
     }
-    // The driver binds a claim that was created again only while the PV of the user is not gated.
+    // A twin that was created again is not bound while the PV at home is gated.
     if let Some(waits) = source_answers(facts) {
         return waits;
     }
